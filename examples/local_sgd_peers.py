@@ -1,6 +1,6 @@
 """LocalSGD among peers that share only a folder: each is a job of its own, which others do not wait for if it is away.
 
-    python examples/local_sgd_peers.py 0 & python examples/local_sgd_peers.py 1; wait
+    for peer in 0 1; do python examples/local_sgd_peers.py $peer & done; wait
 
 The argument is the peer's number. On several sites the folder is on a shared disk, or is the URL of an object store.
 """

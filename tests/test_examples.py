@@ -32,8 +32,8 @@ COUNTED = {"local_sgd_torchrun.py", "local_sgd_accelerate.py", "local_sgd_lightn
 """Examples under torchrun in which nothing but this package may send gradients."""
 LIGHTNING = "ddp_lightning.py"
 TENSORFLOW = ["tensorflow_tape.py", "keras_fit.py"]
-PEERS = "local_sgd_peers.py"
-ALONE = ["numpy_codec.py", PEERS]
+PEERS = {"local_sgd_peers.py": ["python"], "fsdp_peers.py": "torchrun --standalone --nproc-per-node 2".split()}
+ALONE = ["numpy_codec.py", *PEERS]
 
 
 def shown(name: str) -> str:
@@ -77,13 +77,15 @@ def test_numpy():
 
 @pytest.mark.launch
 @thorough
-def test_peers(tmp_path):
-    assert shown(PEERS) == " & ".join(f"python examples/{PEERS} {peer}" for peer in (0, 1)) + "; wait"
-    command = [sys.executable, FOLDER / PEERS]
+@pytest.mark.parametrize("name", PEERS)
+def test_peers(name, tmp_path):
+    launcher = PEERS[name]
+    each = " ".join([*launcher, f"examples/{name} $peer"])
+    assert shown(name) == f"for peer in 0 1; do {each} & done; wait"
     started = [
         subprocess.Popen(
-            [*command, str(peer), tmp_path], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
-            text=True,
+            [*launcher, FOLDER / name, str(peer), tmp_path], env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, text=True,
         )
         for peer in (0, 1)
     ]  # fmt: skip

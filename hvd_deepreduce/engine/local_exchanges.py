@@ -11,7 +11,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.statements import MismatchError
 
 _log = logging.getLogger("hvd_deepreduce")
+T = TypeVar("T")
 
 NOT_IN_STATE = (
     "in an elastic job LocalSGD must be a part of the state, because a new rank has to take the others' anchor and "
@@ -54,6 +55,8 @@ class LocalExchanges(LocalState[G]):
 
     awaited = "next"
     peers: Peers[G] | None = None
+    not_finite = "parameters after local step %d: it continues from the anchor"
+    """For the log, with the clock."""
 
     # What the framework does
 
@@ -83,10 +86,6 @@ class LocalExchanges(LocalState[G]):
     def copy(self, number: int) -> Any:
         """The parameter's values now."""
 
-    def taken(self, number: int) -> Any:
-        """A copy of the anchor, as ``copy`` of a parameter that has taken it; for ``peers``."""
-        raise NotImplementedError(f"{type(self).__name__} has no peers")
-
     @abstractmethod
     def follow(self, number: int, start: Any, keeps: float) -> None:
         """Changes this rank's parameter after the anchor was.
@@ -113,6 +112,29 @@ class LocalExchanges(LocalState[G]):
     def anywhere(self, flag: bool) -> bool:
         """Whether any rank of this replica says so; called within ``together``."""
         return flag
+
+    # For ``peers``
+
+    leads = sends = True
+    """Whether this rank is the first one of its peer; and whether it sends messages."""
+    ranks_of_peer = 1
+    """Of a peer whose ranks hold different parts of the model, how many."""
+
+    def told(self, find: Callable[[], T]) -> T:
+        """What the first rank of this peer finds, in JSON's types, on all of its ranks; called within ``together``."""
+        return find()
+
+    def taken(self, number: int) -> Any:
+        """A copy of the anchor, as ``copy`` of a parameter that has taken it."""
+        raise NotImplementedError(f"{type(self).__name__} has no peers")
+
+    def still(self, number: int) -> G:
+        """What the next update will have of the one that was encoded last."""
+        return self.update(number)
+
+    def digests(self, fragment: Fragment[G]) -> list[int]:
+        """Of the anchor, which is equal on all peers before an exchange."""
+        return [zlib.crc32(np.ascontiguousarray(self.values(self.anchors[n])).data) for n in fragment.numbers]
 
     def check_parameters(self) -> None:
         """Called before an exchange; raises an error if other parameters are trained than at the beginning."""
@@ -159,7 +181,8 @@ class LocalExchanges(LocalState[G]):
             delay: None: that of the settings.
         """
         if self.peers is not None:
-            self.peers.exchange(fragment)
+            with self.together():
+                self.peers.exchange(fragment)
             return
         with self.together():
             begun = self._begin(fragment, call, present, self.local.delay if delay is None else delay)

@@ -22,11 +22,13 @@ class Options(NamedTuple):
             begins there. A number is in the config.
         times: whether this rank takes part in an exchange after its step number ``clock``, in place of a period. Then
             ``every`` is the largest gap between two exchanges of this rank; None: any.
+        local: settings, where gradients are exchanged, and the config has none.
     """
 
     config: Config
     every: Every | None = None
     times: Times | None = None
+    local: LocalSettings | None = None
 
 
 def options(

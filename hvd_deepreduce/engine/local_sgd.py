@@ -132,14 +132,14 @@ class LocalSGDBase(Reporting):
         self._updates.close()
 
 
-def not_exchanged(how: str, names: Iterable[str]) -> RuntimeError:
-    """The error for parameters that are trained and that LocalSGD does not know.
+def not_exchanged(kind: str, how: str, names: Iterable[str]) -> RuntimeError:
+    """The error for parameters that are trained and that an instance of the class ``kind`` does not know.
 
     Args:
         how: they came.
     """
     return RuntimeError(
-        f"{how}: {', '.join(names)}. They are not exchanged, so the ranks' parameters would differ. Make LocalSGD "
+        f"{how}: {', '.join(names)}. They are not exchanged, so the ranks' parameters would differ. Make {kind} "
         "while all parameters that will ever be trained are trainable, and freeze them afterwards; or call sync(), and "
         "make it again"
     )

@@ -55,6 +55,10 @@ class LocalState(ABC, Generic[G]):
     """Of a state, besides the step counts and the anchors."""
     flat = False
     """Whether a state's anchors are flat arrays."""
+    kind = "LocalSGD"
+    """The class whose state it is, for errors."""
+    has_anchors = True
+    """Whether there are anchors beside the parameters."""
 
     def __init__(
         self,
@@ -65,8 +69,9 @@ class LocalState(ABC, Generic[G]):
         tensors: Tensors[G],
         sizes: Sequence[int] | None = None,
     ) -> None:
-        assert options.config.local is not None
-        self.local = options.config.local
+        local = options.local or options.config.local
+        assert local is not None
+        self.local = local
         self.parameters = list(parameters)
         self.collectives: Any = collectives
         self.engine = Engine(options.config, collectives, parameters, [p.known_as or p.name for p in parameters])
@@ -199,11 +204,11 @@ class LocalState(ABC, Generic[G]):
             keys: that the state must have besides the step counts.
 
         Raises:
-            ValueError: this is not a state of LocalSGD with these fragments.
+            ValueError: this is not such a state, with these fragments.
         """
         keys = keys | self.counts().keys()
         if not isinstance(state, Mapping) or not keys <= state.keys():
-            raise ValueError(f"this is not a state of LocalSGD: it must have {', '.join(sorted(keys))}")
+            raise ValueError(f"this is not a state of {self.kind}: it must have {', '.join(sorted(keys))}")
         counts = [state[key] for key in FRAGMENT_COUNTS]
         if not all(isinstance(one, list) and all(map(_is_count, one)) for one in [*counts, [state["clock"]]]):
             raise ValueError("the step counts of the state must be integers, 0 or more")
@@ -301,7 +306,7 @@ class LocalState(ABC, Generic[G]):
         self.check_counts(state, {"anchors", "bases", "means", "starts", *self.keys})
         expected = {p.name: ((p.numel,) if self.flat else p.shape, p.accumulated_in) for p in self.parameters}
         for what in ("anchor", "base")[: 2 if state["bases"] else 1]:
-            self.check_arrays(f"the {what}", state[f"{what}s"], expected)
+            self.check_arrays(f"the {what}", state[f"{what}s"], expected if self.has_anchors else {})
         in_flight = [n for one, ends in zip(self.fragments, state["ends"], strict=True) if ends for n in one.numbers]
         sent, held = (
             {self.parameters[n].name: expected[self.parameters[n].name] for n in numbers}

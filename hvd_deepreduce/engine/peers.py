@@ -4,25 +4,25 @@ An exchange has those peers as members whose messages were there in time. All pe
 take the same outer steps in the same order, each with the mean of its members' updates, so that anchors are equal bit
 for bit. A peer that is not a member keeps its own progress: its parameters move as the anchor does, and its next update
 has all of it.
+
+A peer may have several ranks, which hold parts of one model or train it together. Rank 0 of them decides: it sends when
+all others have, and tells them whose messages count. What fails on one of them fails on all.
 """
 
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic
-
-import numpy as np
 
 from hvd_deepreduce import __version__
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.exchange.statements import MismatchError
-from hvd_deepreduce.exchange.store import Message, MissingError, SharedStore
+from hvd_deepreduce.exchange.store import Members, Message, MissingError, SharedStore
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import bundle
 
@@ -59,29 +59,30 @@ class Peers(Generic[G]):
         self.catch_up(fragment)
         fragment.due = local.clock + local.period(local.clock)
         updates = {n: local.update(n) for n in fragment.numbers}
-        if not local.finite(updates.values()):
-            _log.warning(
-                "peer %d has NaN or infinity in its parameters after local step %d: it continues from the anchor",
-                store.peer, local.clock,
-            )  # fmt: skip
+        if local.anywhere(not local.finite(updates.values())):
+            _log.warning("peer %d has NaN or infinity in its %s", store.peer, local.not_finite % local.clock)
             local.follow_anchor(fragment)
             local.renew(fragment.numbers)
             engine.stats.end_step()
             return
         parameters, decay = [local.parameters[n] for n in fragment.numbers], local.local.decay
+        copies, said = engine.copies(parameters) if engine.has_velocity else None, self._said(fragment)
         engine.decay(parameters, decay)
         self._start(fragment, updates)
         place, sequence, parts = self.place(fragment, fragment.outer_steps), self.sequence(fragment), store.taken()
         counts = False
         try:
-            sent = store.send(place, Message(self._said(fragment), parts))
-            members = store.agree(place, sequence, sent)
-            messages = store.messages(place, members)
-            counts = sent and store.peer in members
+            sent = self._send(place, Message(said, parts, store.run))
+            members = self._told(lambda: store.agree(place, sequence, sent))
+            assert members
+            messages = self._messages(fragment, members, said)
+            counts = sent and members.get(store.peer) == store.run
         finally:  # also if the process is told to end while it waits: its state has no update twice
             if not counts:
                 self._take_back(fragment, parts)
                 engine.decay(parameters, 1 / decay if decay else 1.0)
+                if copies is not None:
+                    engine.return_to(parameters, copies)
         if counts:
             self._take(fragment, members, messages, parts, self._nothing(fragment))
             local.follow_anchor(fragment)
@@ -97,24 +98,52 @@ class Peers(Generic[G]):
         Raises:
             MismatchError: their files have been deleted.
         """
-        while (members := self.store.decided(self.place(fragment, fragment.outer_steps))) is not None:
+        place = self.place
+        while members := self._told(lambda: self.store.decided(place(fragment, fragment.outer_steps))):
             try:
                 self._replay(fragment, members)
             except MissingError as error:
                 done = [int(name) for name in self.store.store.names(self.sequence(fragment)) if name.isdecimal()]
                 raise MismatchError(
-                    f"the other peers are {max(done) - fragment.outer_steps} exchanges ahead of peer "
+                    f"the other peers are {max(done, default=0) - fragment.outer_steps} exchanges ahead of peer "
                     f"{self.store.peer}, and have deleted the files ({error}): load a newer state, of this peer or of "
                     "another one"
                 ) from error
 
+    def _told(self, members: Callable[[], Members | None]) -> Members | None:
+        """What rank 0 of this peer has found, on all of its ranks."""
+        found = self.local.told(members)
+        return None if found is None else {int(peer): run for peer, run in found.items()}
+
+    def _send(self, place: str, message: Message) -> bool:
+        """As ``SharedStore.send``, on all ranks of this peer; rank 0 sends last."""
+        local, sent = self.local, True
+        if local.sends and not local.leads:
+            sent = self.store.send(place, message)
+        sent = not local.anywhere(not sent)
+        return bool(local.told(lambda: sent and self.store.send(place, message)))
+
+    def _messages(self, fragment: Fragment[G], members: Members, said: Mapping[str, str]) -> dict[int, Message]:
+        """Those of the fragment's exchange, of this rank's part.
+
+        Raises:
+            MismatchError: they are of peers that say otherwise.
+        """
+        messages = self.store.messages(self.place(fragment, fragment.outer_steps), members)
+        for peer, message in messages.items():
+            if apart := message.apart(said):
+                raise MismatchError(
+                    f"this peer, {self.store.peer}, has another {' and '.join(apart)} than peer {peer}: begin with the "
+                    "same settings and parameters, or load a state of this job"
+                )
+        return messages
+
     def _said(self, fragment: Fragment[G]) -> dict[str, str]:
         local = self.local
         model = [(p.name, p.shape, p.dtype) for p in local.parameters], len(local.fragments)
-        anchors = [zlib.crc32(np.ascontiguousarray(local.values(local.anchors[n])).data) for n in fragment.numbers]
         digests = {
-            "config": local.engine.config.shared(), "model": model, "parameters at the last exchange": anchors,
-            "outer optimizer": local.about_outer(),
+            "config": local.engine.config.shared(), "model": model, "outer optimizer": local.about_outer(),
+            "parameters at the last exchange": local.digests(fragment), "number of ranks": local.ranks_of_peer,
         }  # fmt: skip
         said = {name: blake2b(repr(one).encode(), digest_size=16).hexdigest() for name, one in digests.items()}
         return {"release": __version__, "number of peers": str(self.store.peers), **said}
@@ -124,13 +153,13 @@ class Peers(Generic[G]):
         local = self.local
         for number in fragment.numbers:
             local.parameters[number].step = fragment.outer_steps
-        for number in fragment.numbers:
+        for number in local.held(fragment.numbers):
             fragment.tickets[number] = fragment.reducer.start(local.parameters[number], updates[number], True)
 
     def _take(
         self,
         fragment: Fragment[G],
-        members: frozenset[int],
+        members: Members,
         messages: Mapping[int, Message],
         names: Iterable[str],
         nothing: Callable[[str], bytes],
@@ -145,7 +174,7 @@ class Peers(Generic[G]):
         fragment.updates = {}
         fragment.outer_steps += 1
         store.note(self.sequence(fragment), members)
-        if fragment.outer_steps > store.keep:
+        if fragment.outer_steps > store.keep and self.local.sends:
             with suppress(OSError):
                 store.forget(self.place(fragment, fragment.outer_steps - store.keep - 1))
 
@@ -153,20 +182,14 @@ class Peers(Generic[G]):
         tickets, fragment.tickets = fragment.tickets, {}
         return {number: fragment.reducer.finish(ticket, scale) for number, ticket in tickets.items()}
 
-    def _replay(self, fragment: Fragment[G], members: frozenset[int]) -> None:
+    def _replay(self, fragment: Fragment[G], members: Members) -> None:
         """Takes an outer step without an update of this process.
 
         If a message of this peer counts, an earlier process has sent it, and it may have all that a state from before
         has: that is dropped, so that nothing is sent twice.
         """
         local, sent_before = self.local, self.store.peer in members
-        messages, said = self.store.messages(self.place(fragment, fragment.outer_steps), members), self._said(fragment)
-        for peer, message in messages.items():
-            if apart := message.apart(said):
-                raise MismatchError(
-                    f"this peer, {self.store.peer}, has another {' and '.join(apart)} than peer {peer}: begin with the "
-                    "same settings and parameters, or load a state of this job"
-                )
+        messages = self._messages(fragment, members, self._said(fragment))
         before = {number: local.taken(number) for number in fragment.numbers}
         local.engine.feedback = False
         try:
@@ -183,12 +206,12 @@ class Peers(Generic[G]):
             local.follow(number, start, 0.0)
 
     def _take_back(self, fragment: Fragment[G], own: dict[str, bytes]) -> None:
-        """This peer's update, which has been encoded, does not count: its residual becomes what it was, since the next
-        update has this progress too."""
+        """This peer's update, which has been encoded, does not count: its residual has again what the next update will
+        not have."""
         local, store = self.local, self.store
         store.show({store.peer: own}, self._nothing(fragment), own)
         for number, decoded in self._finish(fragment, 1.0).items():
-            sent, update = map(local.tensors_of.flat, (decoded, local.update(number)))
+            sent, update = map(local.tensors_of.flat, (decoded, local.still(number)))
             local.engine.give_back(local.parameters[number], sent, update)
 
     def adopted(self, state: Any) -> tuple[Any, bool]:

@@ -54,6 +54,10 @@ class Snapshot(NamedTuple):
     state: dict[str, Any]
 
 
+def _kept_of(parameters: Iterable[Parameter]) -> list[str]:
+    return [prefix + one.name for one in parameters for prefix in ("", VELOCITY)]
+
+
 class ElasticState(NamedTuple):
     """What the ranks of an elastic job take from rank 0.
 
@@ -334,11 +338,23 @@ class RankState:
         return None if held is None else np.array(arrays.to_host(held))
 
     def give_back(self, parameter: Parameter, sent: Floats, gradient: Floats) -> None:
-        """What was sent of a gradient does not count, nor does the gradient: the residual of this parameter, if it has
-        one, becomes what it was before."""
+        """What was sent of a gradient does not count, nor does ``gradient``: the residual of this parameter, if it has
+        one, becomes what it was before, if that is the gradient, or what it would be without sending, if it is zero."""
         held = self._memory.held(parameter.name)
         if held is not None:
             held += arrays.move_like(sent, held) - arrays.move_like(gradient, held)
+
+    def copies(self, parameters: Iterable[Parameter]) -> dict[str, Floats]:
+        """Of all that is kept of parameters, for ``return_to``."""
+        held = {name: self._memory.held(name) for name in _kept_of(parameters)}
+        return {name: one.copy() for name, one in held.items() if one is not None}
+
+    def return_to(self, parameters: Iterable[Parameter], copies: Mapping[str, Floats]) -> None:
+        """What is kept of these parameters becomes what it was when ``copies`` was called."""
+        for name in _kept_of(parameters):
+            held = self._memory.held(name)
+            if held is not None:
+                held[:] = arrays.move_like(copies[name], held) if name in copies else 0
 
     def decay(self, parameters: Iterable[Parameter], factor: float) -> None:
         """Multiplies the residuals of parameters that are not in flight by ``factor``."""
@@ -399,7 +415,7 @@ class RankState:
         plan, residual, velocity = bucket.plan, None, None
         if (plan.feeds_back and self.feedback) or (as_owner and self._config.error_feedback):
             residual = self._memory.joined(bucket.names, bucket.sizes, bucket.dtype, bucket.gradient)
-        if plan.has_velocity:
+        if plan.has_velocity and self.feedback:
             names = [VELOCITY + name for name in bucket.names]
             velocity = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
         return residual, velocity

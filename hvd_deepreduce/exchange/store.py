@@ -2,8 +2,9 @@
 
 Each exchange has a folder of its own::
 
-    NAME/0, NAME/2     what peers 0 and 2 have sent: a message
-    NAME/commit        whose messages count: the same for all, whoever reads it later
+    NAME/0, NAME/2             what peers 0 and 2 have sent: a message
+    NAME/part3/0.RUN           of a peer with several ranks, what its rank 3 has sent in the process named RUN
+    NAME/commit                whose messages count, of which runs: the same for all, whoever reads it later
 
 A file appears whole or not at all, and never changes. The first peer that finds all messages that it waits for, or has
 waited long enough, writes the commit; of several, the first one stays. A peer that is late, or was away, reads the
@@ -17,13 +18,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import tempfile
 import time
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +41,7 @@ from hvd_deepreduce.wire.standalone import ContainerError
 _HEADER = struct.Struct("<4sII")
 _MAGIC = b"DRP1"
 _MAX_TEXT = 1 << 20
+_RUN = re.compile("[0-9a-f]{0,32}")
 _POLL = 0.02, 1.0
 """Seconds from one look to the next: at first, and at most. Between them an eighth of the time so far, so that nobody
 waits much longer than for the others."""
@@ -160,10 +163,12 @@ class Message(NamedTuple):
     Attributes:
         said: what must be equal on all peers, by a name that an error shows.
         parts: bytes, by the names of the buckets.
+        run: names the process that sends it, in hexadecimal digits, where the peer's other ranks send messages too.
     """
 
     said: Mapping[str, str]
     parts: Mapping[str, bytes]
+    run: str = ""
 
     def apart(self, said: Mapping[str, str]) -> list[str]:
         """The names of what it says otherwise than ``said``."""
@@ -171,7 +176,7 @@ class Message(NamedTuple):
 
     def pack(self) -> bytes:
         sizes = [[name, len(part)] for name, part in self.parts.items()]
-        text = json.dumps({"said": dict(self.said), "parts": sizes}).encode()
+        text = json.dumps({"said": dict(self.said), "parts": sizes, "run": self.run}).encode()
         rest = struct.pack("<I", len(text)) + text + b"".join(self.parts.values())
         return _MAGIC + struct.pack("<I", zlib.crc32(rest)) + rest
 
@@ -186,9 +191,11 @@ class Message(NamedTuple):
             if magic != _MAGIC or zlib.crc32(data[8:]) != checksum or size > _MAX_TEXT:
                 raise ValueError("its checksum or size is wrong")
             told = json.loads(data[_HEADER.size : _HEADER.size + size])
-            said, sizes = told["said"], told["parts"]
+            said, sizes, run = told["said"], told["parts"], told["run"]
             if not all(isinstance(one, str) for one in [*said, *said.values(), *(name for name, _ in sizes)]):
                 raise ValueError("its description has something else than texts")
+            if not _RUN.fullmatch(run):
+                raise ValueError("its run is no hexadecimal number")
             parts, at = {}, _HEADER.size + size
             for name, length in sizes:
                 if type(length) is not int or not 0 <= length <= len(data) - at:
@@ -199,11 +206,15 @@ class Message(NamedTuple):
                 raise ValueError("its parts do not fill it")
         except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"this is no message of a peer: {quoted(str(error))}") from None
-        return Message(said, parts)
+        return Message(said, parts, run)
 
 
 class MissingError(ContainerError):
     """A message is not there any more."""
+
+
+Members = dict[int, str]
+"""The peers whose messages count in an exchange, and the runs that have sent these."""
 
 
 class SharedStore(Collectives):
@@ -223,9 +234,14 @@ class SharedStore(Collectives):
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Attributes:
+        part: of a peer whose ranks hold different parts of the model, the number of this rank. Rank 0 alone decides.
+        run: see ``Message``; the same on all ranks of a peer.
     """
 
     ordered = sends_once = True
+    part, run = 0, ""
 
     def __init__(
         self,
@@ -304,10 +320,13 @@ class SharedStore(Collectives):
 
     def send(self, place: str, message: Message) -> bool:
         """Writes this peer's message. False: an earlier process of this peer has written another one."""
-        name, data = f"{place}/{self.peer}", message.pack()
+        name, data = self._file(place, self.peer, self.run), message.pack()
         return self.store.put_new(name, data) or self.store.get(name) == data
 
-    def decided(self, place: str, mine: bool = False) -> frozenset[int] | None:
+    def _file(self, place: str, peer: int, run: str) -> str:
+        return f"{place}/part{self.part}/{peer}.{run}" if self.part else f"{place}/{peer}"
+
+    def decided(self, place: str, mine: bool = False) -> Members | None:
         """Whose messages count in an exchange; None: that is open.
 
         Args:
@@ -321,21 +340,21 @@ class SharedStore(Collectives):
             return None
         try:
             told = json.loads(data[:_MAX_TEXT])
-            members, refused = told["members"], told["refused"]
-            if not members or not all(type(one) is int and 0 <= one < self.peers for one in members):
+            members, refused = {int(peer): run for peer, run in told["members"].items()}, told["refused"]
+            if not members or not all(0 <= one < self.peers and _RUN.fullmatch(run) for one, run in members.items()):
                 raise ValueError("members")
             reason = refused.get(str(self.peer))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise ContainerError(f"the file {place}/commit is broken: begin a new job in another place") from None
         if reason is not None and mine:
             raise MismatchError(f"the other peers go on without peer {self.peer}: {quoted(str(reason))}")
-        return frozenset(members)
+        return members
 
-    def note(self, sequence: str, members: frozenset[int]) -> None:
+    def note(self, sequence: str, members: Collection[int]) -> None:
         """Whose messages have counted in an exchange of a sequence."""
-        self._recent.setdefault(sequence, deque(maxlen=2)).append(members)
+        self._recent.setdefault(sequence, deque(maxlen=2)).append(frozenset(members))
 
-    def agree(self, place: str, sequence: str, mine: bool = True) -> frozenset[int]:
+    def agree(self, place: str, sequence: str, mine: bool = True) -> Members:
         """Waits for the others' messages, and decides whose count, unless that is decided: those of the largest group
         that says the same.
 
@@ -361,7 +380,7 @@ class SharedStore(Collectives):
         while (members := self.decided(place, mine)) is None:
             for name in self.store.names(place):
                 if name.isdecimal() and int(name) < self.peers and not isinstance(there.get(int(name)), Message):
-                    there[int(name)] = self._read(place, int(name))
+                    there[int(name)] = self._read(f"{place}/{int(name)}")
             valid, now = {peer for peer, one in there.items() if isinstance(one, Message)}, time.monotonic()
             if since is None and valid - {self.peer}:
                 since = now
@@ -376,32 +395,34 @@ class SharedStore(Collectives):
         self._ended[sequence] = time.monotonic()
         return members
 
-    def _read(self, place: str, peer: int) -> Message | str:
-        """A peer's message, or what is wrong with it."""
+    def _read(self, name: str) -> Message | str:
+        """The message in a file, or what is wrong with it."""
         try:
-            return Message.unpack(self.store.get(f"{place}/{peer}") or b"")
+            return Message.unpack(self.store.get(name) or b"")
         except ValueError as error:
             return str(error)
 
-    def messages(self, place: str, members: frozenset[int]) -> dict[int, Message]:
-        """
+    def messages(self, place: str, members: Members) -> dict[int, Message]:
+        """What the members have sent of this rank's part.
+
         Raises:
             MissingError: one is not there any more.
             ContainerError: one is broken.
         """
         found = {}
         for peer in sorted(members):
-            message = self._read(place, peer)
+            name = self._file(place, peer, members[peer])
+            message = self._read(name)
             if isinstance(message, str):
-                missing = self.store.get(f"{place}/{peer}") is None
+                missing = self.store.get(name) is None
                 kind, what = (MissingError, "missing") if missing else (ContainerError, "broken")
-                raise kind(f"the file {place}/{peer} is {what}: {message}")
+                raise kind(f"the file {name} is {what}: {message}")
             found[peer] = message
         return found
 
     def forget(self, place: str) -> None:
         """Deletes this peer's message of an exchange. The commit stays: nobody can decide the exchange again."""
-        self.store.delete(f"{place}/{self.peer}")
+        self.store.delete(self._file(place, self.peer, self.run))
 
 
 def _commit(there: Mapping[int, Message | str]) -> bytes:
@@ -411,12 +432,14 @@ def _commit(there: Mapping[int, Message | str]) -> bytes:
         message = there[peer]
         if isinstance(message, Message):
             groups.setdefault(json.dumps(message.said, sort_keys=True), []).append(peer)
-    members = max(groups.values(), key=len)
-    first, refused = there[members[0]], {}
+    chosen = max(groups.values(), key=len)
+    first, members, refused = there[chosen[0]], {}, {}
     assert isinstance(first, Message)
-    for peer in there.keys() - set(members):
-        message = there[peer]
+    for peer, message in there.items():
         if isinstance(message, Message):
-            message = f"its {' and '.join(message.apart(first.said))} is not that of peer {members[0]}"
+            if peer in chosen:
+                members[str(peer)] = message.run
+                continue
+            message = f"its {' and '.join(message.apart(first.said))} is not that of peer {chosen[0]}"
         refused[str(peer)] = message
     return json.dumps({"members": members, "refused": refused}).encode()

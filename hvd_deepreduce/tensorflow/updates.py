@@ -103,7 +103,7 @@ class Updates(LocalExchanges[Array]):
         late = [one for one in getattr(self._trains(), "trainable_variables", ()) if id(one) not in known]
         if late:
             how = "variables were made, or became trainable, after LocalSGD was made, or are of another model"
-            raise not_exchanged(how, (one.name for one in late[:5]))
+            raise not_exchanged(self.kind, how, (one.name for one in late[:5]))
 
     def update(self, number: int) -> Array:
         base, own = (self.bases or self.anchors)[number], self.variables[number]

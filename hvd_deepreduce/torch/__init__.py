@@ -1,7 +1,7 @@
 """PyTorch: ``compression=DeepReduce(model, ...)`` for ``horovod.torch.DistributedOptimizer``; ``LocalSGD``;
 ``ddp``, the communication hook for ``DistributedDataParallel``; ``fsdp``, gradients between the replicas of a sharded
-model; ``Capture``, which records gradients; and ``SignMomentum``, the optimizer of the memory ``scaled_momentum``. The
-last five work without Horovod."""
+model; ``PeerOptimizer``, for peers that come and go; ``Capture``, which records gradients; and ``SignMomentum``, the
+optimizer of the memory ``scaled_momentum``. The last six work without Horovod."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from hvd_deepreduce.torch.capture import Capture
     from hvd_deepreduce.torch.horovod import DeepReduce
     from hvd_deepreduce.torch.local_sgd import LocalSGD
+    from hvd_deepreduce.torch.peer_optimizer import PeerOptimizer
     from hvd_deepreduce.torch.sign_momentum import SignMomentum
 
 _MODULES = {
     "Capture": "capture", "DeepReduce": "horovod", "LocalSGD": "local_sgd", "SignMomentum": "sign_momentum",
-    "ddp": "ddp", "fsdp": "fsdp",
+    "PeerOptimizer": "peer_optimizer", "ddp": "ddp", "fsdp": "fsdp",
 }  # fmt: skip
-__all__ = ["Capture", "DeepReduce", "LocalSGD", "SignMomentum", "ddp", "fsdp"]
+__all__ = ["Capture", "DeepReduce", "LocalSGD", "PeerOptimizer", "SignMomentum", "ddp", "fsdp"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,8 @@ replicas before them; the others are equal on all replicas, and written once::
     R_of_N/own                   plain values: groups of the optimizer
     R_of_N/residuals/NAME        and velocities
     R_of_N/parameters/NAME       of LocalSGD, with bases/NAME, starts/NAME, and of its optimizer optimizer/NAME/KEY
+
+That of a peer has those of one replica alone, the peer.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from hvd_deepreduce.engine.parameter import VELOCITY
 from hvd_deepreduce.torch.fsdp import Replicas
 from hvd_deepreduce.torch.local_sgd import LocalSGD
+from hvd_deepreduce.torch.peer_optimizer import PeerOptimizer
 from hvd_deepreduce.torch.tensors import own
 
 
@@ -51,17 +54,20 @@ _OF_OPTIMIZERS = ("outer", "optimizer")
 def checkpointed(
     compression: Replicas | LocalSGD, saved: str | os.PathLike[str] | StorageReader | None = None
 ) -> Stateful:
-    """The state of ``compress_replicas``' result, or of ``LocalSGD`` with a ``process_group``, as an entry of
-    ``torch.distributed.checkpoint``'s ``state_dict``. Every rank saves, or loads, at the same step.
+    """The state of ``compress_replicas``' result, of ``LocalSGD``, or of ``PeerOptimizer``, as an entry of
+    ``torch.distributed.checkpoint``'s ``state_dict``. Every rank, with a store every rank of a peer, saves or loads at
+    the same step.
 
     That of LocalSGD has the trained parameters and the wrapped optimizer's state too, which differ from replica to
-    replica within a period. ``dcp.load`` goes by the order of the keys: give it a key after that of the model.
+    replica within a period; that of PeerOptimizer has the latter. ``dcp.load`` goes by the order of the
+    keys: give it a key after that of the model.
 
     Args:
         compression: what is saved, or loaded into.
         saved: None: to save. To load: the ``checkpoint_id`` of a checkpoint in files, or its reader. It may be of
             another number of shards; and of another number of replicas: then the sum of the residuals over the replicas
             is preserved, and replica r takes parameters and optimizer of the saved one with the number r modulo theirs.
+            A peer can load that of another one, and has no residual then.
 
     Raises:
         TypeError: ``compression`` is something else.
@@ -71,6 +77,8 @@ def checkpointed(
         >>> dcp.save({"model": state, "optimizer": checkpointed(local_sgd)}, checkpoint_id=folder)
         >>> dcp.load({"model": state, "optimizer": checkpointed(local_sgd, folder)}, checkpoint_id=folder)
     """
+    if isinstance(compression, PeerOptimizer):
+        return _OfPeerOptimizer(compression, saved)
     if isinstance(compression, LocalSGD):
         return _OfLocalSGD(compression, saved)
     if isinstance(compression, Replicas):
@@ -182,12 +190,16 @@ class _Checkpointed(ABC, Stateful):
                 "checkpointed(...) in its state_dict"
             )
         (size,) = sizes
+        there, own = {int(match[2]) for match, _ in found if match[2]}, self.rank % size
+        if len(there) < size:  # of one peer
+            (own,) = there
+            size = self.size
         self.saved_size = size
-        self.sources = [self.rank] if size == self.size else list(range(size))
+        self.sources = [own] if size == self.size else list(range(size))
         entries: Entries = {}
         for match, md in found:
             section, _, name = match[4].partition("/")
-            wanted = self.sources if section == "residuals" else [self.rank % size]
+            wanted = self.sources if section == "residuals" else [own]
             if not match[2] or int(match[2]) in wanted:
                 entries[match[0].removeprefix(match[1])] = self._empty(section, name, md)
         return entries
@@ -294,6 +306,19 @@ class _OfLocalSGD(_Checkpointed):
         self.compression.load_state_dict(states if self.several else states[0], reshard=self.several)
         for name, tensor in self.tensors.items():
             own(tensor).copy_(tensors["parameters"][name])
+
+
+class _OfPeerOptimizer(_OfLocalSGD):
+    def told(self) -> tuple[Nested, Nested, Nested, Nested, Nested]:
+        state = self.compression.state_dict()
+        local = state["local_sgd"]
+        inner, rest = _optimizer(state, self._inner)
+        shared = {key: one for key, one in local.items() if key != "compression"}
+        return local["compression"], shared, {}, {"optimizer": rest}, {"optimizer": inner}
+
+    def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
+        inner, (engine,) = _joined(tensors["optimizer"], mine["optimizer"], self._inner), engines
+        self.compression.load_state_dict({**inner, "local_sgd": {**shared, "compression": engine}})
 
 
 def _optimizer(state: Nested, names: list[str]) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:

@@ -21,10 +21,17 @@ INSTEAD = (
     'write optimizer = LocalSGD(optimizer, model, "adamw_safe", process_group=torch.distributed.group.WORLD) with the '
     "model itself in place of DistributedDataParallel(model), and optimizer.sync() at the end"
 )
-REDUCES = (
-    "reduces all gradients in each backward pass, while LocalSGD exchanges updates in their place: it would save "
-    "nothing. Make LocalSGD with the bare model, and remove the DistributedDataParallel wrapper: model = model.module"
-)
+REDUCES = {
+    "LocalSGD": (
+        "reduces all gradients in each backward pass, while LocalSGD exchanges updates in their place: it would save "
+        "nothing. Make LocalSGD with the bare model, and remove the DistributedDataParallel wrapper: model = "
+        "model.module"
+    ),
+    "PeerOptimizer": (
+        "reduces the gradients of a part of the model: wrap the whole model that PeerOptimizer trains in one "
+        "DistributedDataParallel, and give PeerOptimizer that"
+    ),
+}
 ONE = "and LocalSGD exchanges the updates between its replicas: give it their process group. Write: "
 FSDP1 = "is sharded by FullyShardedDataParallel, which joins its parameters to one: use fully_shard in its place"
 
@@ -96,16 +103,19 @@ def refuse_wrapped(
     model: object,
     tensors: Mapping[str, torch.Tensor],
     process_group: dist.ProcessGroup | None,
+    others: bool,
+    call: str,
 ) -> None:
-    """Raises ``TypeError`` if the model that LocalSGD was given is, or contains, a model of DistributedDataParallel or
-    FullyShardedDataParallel, or if the optimizer is a ZeroRedundancyOptimizer; and an error if the model is sharded and
-    the process group is not that of its replicas."""
+    """Raises ``TypeError`` if the model that ``call``, LocalSGD or PeerOptimizer, was given is, or contains, a model of
+    DistributedDataParallel or FullyShardedDataParallel, or if the optimizer is a ZeroRedundancyOptimizer; and an error
+    if the model is sharded and the process group is not that of its replicas, unless these are in ``others``, jobs of
+    their own."""
     for name, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():
         kinds = _kinds(module)
         what = f"the model contains {name}," if name else "the model is"
         # DDP is also what torch.distributed._composable.replicate makes of a module's class.
         if kinds & {"DistributedDataParallel", "DDP"}:
-            raise TypeError(f"{what} a DistributedDataParallel model, which {REDUCES}")
+            raise TypeError(f"{what} a DistributedDataParallel model, which {REDUCES[call]}")
         if "FullyShardedDataParallel" in kinds:
             raise TypeError(f"{f'{name} of the model' if name else 'the model'} {FSDP1}")
     for name, tensor in tensors.items():
@@ -115,13 +125,13 @@ def refuse_wrapped(
     if shards:
         from hvd_deepreduce.torch import sharding
 
-        if process_group is None:
-            raise TypeError(f"the parameter {next(iter(shards))} is sharded, {ONE}{sharding.LINES['LocalSGD']}")
-        sharding.check_replicas(model, shards, process_group, "LocalSGD")
+        if process_group is None and not others:
+            raise TypeError(f"the parameter {next(iter(shards))} is sharded, {ONE}{sharding.LINES[call]}")
+        sharding.check_replicas(model, shards, process_group, call)
     if "ZeroRedundancyOptimizer" in _kinds(optimizer):
         raise TypeError(
-            "the first argument of LocalSGD is a ZeroRedundancyOptimizer, which trains a part of the parameters on "
-            "each rank, while LocalSGD lets each rank train all of them: give LocalSGD the optimizer that it is made of"
+            f"the first argument of {call} is a ZeroRedundancyOptimizer, which trains a part of the parameters on "
+            f"each rank, while {call} lets each rank train all of them: give {call} the optimizer that it is made of"
         )
 
 
@@ -150,7 +160,8 @@ class Reductions:
             return
         self._compared = True
         if any(_times(one) != times for one, times in self._seen.items()):
-            raise TypeError(f"a DistributedDataParallel model trains the parameters of LocalSGD. It {REDUCES}")
+            why = REDUCES["LocalSGD"]
+            raise TypeError(f"a DistributedDataParallel model trains the parameters of LocalSGD. It {why}")
 
 
 def _times(model: Any) -> list[int]:

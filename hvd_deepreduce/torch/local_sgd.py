@@ -80,7 +80,8 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             are sharded (``fully_shard``, tensor parallelism), the group of the ranks that hold the same shards, as
             ``mesh["replicate"].get_group()``.
         store: through which peers that come and go exchange, in place of Horovod and of a process group: each is a job
-            of its own. Exchange ``allgather``; no delay, no times, no sharded model.
+            of its own, of one rank, or of those that hold the shards of its model. Exchange ``allgather``; no delay, no
+            times.
         **settings: keys of the config, in place of its own.
 
     Raises:
@@ -124,7 +125,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
                 "the first argument of LocalSGD is an hvd.DistributedOptimizer, which exchanges gradients: give "
                 f"LocalSGD the optimizer that it wraps. Write: {LINE}"
             )
-        names, pairs = _trained(optimizer, model, process_group)
+        names, pairs = trained(optimizer, model, process_group, store is not None, "LocalSGD", LINE)
         self._reductions = Reductions(list(pairs.values()))
         self.inner = optimizer
         given = options(
@@ -137,16 +138,16 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
                 "give one of them"
             )
         if store is not None:
-            _check_store(given, store)
+            check_store(given, store)
         self._updates: Updates = Updates(given, optimizer, names, pairs, outer, process_set, process_group, store)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("param_groups", "state", "defaults") or name.startswith("_optimizer_"):  # and its hooks
             return getattr(self.inner, name)
-        raise AttributeError(f"LocalSGD has no attribute {name!r}")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        return f"LocalSGD({self.inner!r})"
+        return f"{type(self).__name__}({self.inner!r})"
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's."""
@@ -154,8 +155,9 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: it raises ``RuntimeError``."""
+        name = type(self).__name__
         raise RuntimeError(
-            "LocalSGD cannot take new parameters: give the wrapped optimizer all parameters, and then make LocalSGD"
+            f"{name} cannot take new parameters: give the wrapped optimizer all parameters, and then make {name}"
         )
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -223,11 +225,12 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         updates = self._updates
         updates.engine.check_open()
         states = list(state_dict) if reshard else [state_dict]
+        name = type(self).__name__
         for state in states:
             if not isinstance(state, Mapping) or "local_sgd" not in state:
                 raise ValueError(
-                    "this is not a state of LocalSGD: it has no 'local_sgd'. Load what its state_dict returned; the "
-                    "state of a plain optimizer is loaded into that, before LocalSGD is made"
+                    f"this is not a state of {name}: it has no 'local_sgd'. Load what its state_dict returned; the "
+                    f"state of a plain optimizer is loaded into that, before {name} is made"
                 )
         own = states[updates.collectives.rank() % len(states)]
         before = self.inner.state_dict()
@@ -261,39 +264,49 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self._updates.sync_from_root(updates)
 
 
-def _check_store(given: Options, store: SharedStore) -> None:
+def check_store(given: Options, store: object) -> None:
     """Raises ``TypeError`` or ``ConfigError`` if peers cannot exchange by these settings."""
     if not isinstance(store, SharedStore):
         raise TypeError(f"store is {type(store).__name__}; it must be a SharedStore(folder, peer=..., peers=...)")
-    config = given.config
-    assert config.local is not None
+    config, local = given.config, given.local or given.config.local
+    assert local is not None
     for what, value, allowed in (
         ("exchange", config.exchange.name, "allgather"), ("hierarchical", config.hierarchical, False),
-        ("delay", config.local.delay, 0), ("times", given.times, None),
+        ("mode", config.mode, "always"), ("delay", local.delay, 0), ("times", given.times, None),
     ):  # fmt: skip
         if value != allowed:
             raise ConfigError(f"{what} is {value!r}, and with a store it can only be {allowed!r}: leave it out")
 
 
-def _trained(
-    optimizer: torch.optim.Optimizer, model: Model, process_group: dist.ProcessGroup | None
+def trained(
+    optimizer: torch.optim.Optimizer,
+    model: Model,
+    process_group: dist.ProcessGroup | None,
+    others: bool,
+    call: str,
+    line: str,
 ) -> tuple[dict[int, str], dict[str, torch.Tensor]]:
-    """Names of the model's parameters by id, and its parameters that the optimizer trains by name, in its order."""
-    every = named_parameters(model, "the second argument of LocalSGD", LINE)
-    refuse_wrapped(optimizer, model, every, process_group)
+    """Names of the model's parameters by id, and its parameters that the optimizer trains by name, in its order.
+
+    Args:
+        others: whether the replicas of the model are in jobs of their own.
+        call, line: what the user has called, and how to, for errors.
+    """
+    every = named_parameters(model, f"the second argument of {call}", line)
+    refuse_wrapped(optimizer, model, every, process_group, others, call)
     names = {id(tensor): name for name, tensor in every.items()}
-    trained = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
-    if not trained <= names.keys():
+    ids = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
+    if not ids <= names.keys():
         raise ValueError(
-            "the optimizer trains parameters that do not belong to the model that LocalSGD was given: give it the "
-            "model that the optimizer trains"
+            f"the optimizer trains parameters that do not belong to the model that {call} was given: give it the model "
+            "that the optimizer trains"
         )
-    chosen = {name: tensor for name, tensor in every.items() if id(tensor) in trained}
+    chosen = {name: tensor for name, tensor in every.items() if id(tensor) in ids}
     if not chosen:
         raise ValueError("the optimizer has no trainable parameter of the model: there is nothing to exchange")
     for name, tensor in chosen.items():
         if not tensor.is_floating_point():
             raise ValueError(
-                f"the parameter {name} is {tensor.dtype}, and LocalSGD exchanges floating-point parameters"
+                f"the parameter {name} is {tensor.dtype}, and {call} exchanges floating-point parameters"
             )
     return names, chosen

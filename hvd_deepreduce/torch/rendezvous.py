@@ -32,6 +32,10 @@ ADVICE = {
         f"there, give it a larger timeout, or set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or "
         "to 0 for none"
     ),
+    "PeerOptimizer": (
+        "Make PeerOptimizer on every rank of a peer, at the same place of the program. If a rank only takes long to "
+        f"come there, set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or to 0 for none"
+    ),
     "LocalSGD": (
         "Make LocalSGD on every rank of its process_group, at the same place of the program. If a rank only takes long "
         f"to come there, set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or to 0 for none"

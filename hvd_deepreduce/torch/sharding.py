@@ -3,10 +3,13 @@ are on it, and the ranks that hold the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
+from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
@@ -16,6 +19,7 @@ from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.tensors import TorchTensors, own
 
+T = TypeVar("T")
 MESH = (
     'mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard")); fully_shard(module, '
     'mesh=mesh["shard"]) for each module and for the model; '
@@ -25,6 +29,10 @@ LINES = {
     "LocalSGD": (
         f'{MESH}optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr), model, "adamw_safe", '
         'process_group=mesh["replicate"].get_group())'
+    ),
+    "PeerOptimizer": (
+        "fully_shard(module) for each module and for the model; optimizer = PeerOptimizer(optimizer, model, "
+        '"sign_momentum", store=SharedStore(folder, peer=0, peers=4))'
     ),
 }
 """What to write."""
@@ -70,12 +78,13 @@ def repetition(tensor: torch.Tensor, replica: Sequence[int]) -> str:
 
 
 def check_replicas(
-    model: object, shards: Mapping[str, DTensor], group: dist.ProcessGroup, call: str = "compress_replicas"
+    model: object, shards: Mapping[str, DTensor], group: dist.ProcessGroup | None, call: str = "compress_replicas"
 ) -> None:
     """Raises an error if the model, with these trained shards, cannot be used, or the group is not that of its
     replicas.
 
     Args:
+        group: None: the replicas are in other jobs.
         call: which the user has called: a key of ``LINES``.
     """
     modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
@@ -98,7 +107,7 @@ def check_replicas(
                 "fully_shard was given a mesh of two dimensions, so FSDP itself sums gradients over the replicas, "
                 f"uncompressed. Give it the dimension of the shards alone. Write: {LINES[call]}"
             )
-    replicas, own = set(dist.get_process_group_ranks(group)), dist.get_rank()
+    replicas, own = set(dist.get_process_group_ranks(group) if group else ()), dist.get_rank()
     for name, one in shards.items():
         others = replicas & set(ranks({name: one})) - {own}
         if others:
@@ -166,6 +175,17 @@ class Mates:
         except RuntimeError as told:
             self._failure = told
             raise
+
+    def told(self, find: Callable[[], T]) -> T:
+        """What the first of them finds, in JSON's types, on all of them; within ``together``."""
+        text = json.dumps(find()).encode() if self.collectives.rank() == 0 else b""
+        try:
+            given = self.collectives.start_allgather(np.frombuffer(bytearray(text), np.uint8), "")
+            found: T = json.loads(self.collectives.wait_allgather(given).tobytes())
+        except RuntimeError as told:
+            self._failure = told
+            raise
+        return found
 
     def check(self) -> None:
         """Raises ``RuntimeError`` after an error."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from hvd_deepreduce.wire.standalone import ContainerError
 if TYPE_CHECKING:
     from hvd_deepreduce.torch.sharding import Mates
 
+T = TypeVar("T")
 UNUSABLE = (
     "The replicas have parted: load a checkpoint on all ranks, close() this LocalSGD, and make a new one on all of them"
 )
@@ -46,8 +48,9 @@ class Updates(LocalExchanges[torch.Tensor]):
         outer, process_set, process_group, store: as for ``LocalSGD``.
     """
 
+    unusable = UNUSABLE
     advice = "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
-    keys = ("outer", "compression")
+    keys: tuple[str, ...] = ("outer", "compression")
 
     def __init__(
         self,
@@ -68,19 +71,19 @@ class Updates(LocalExchanges[torch.Tensor]):
         self._framework = TorchTensors()
         repeated = [""] * len(tensors)
         collectives: Any
+        if any(map(is_sharded, tensors)):
+            from hvd_deepreduce.torch import sharding
+
+            replica = sharding.ranks(pairs)
+            self._mates = sharding.Mates(self.kind, replica, self._framework, self.unusable)
+            repeated = [sharding.repetition(one, replica) for one in tensors]
         if store is not None:
             collectives = store
             self.advice = "load the same checkpoint, or make the models with the same seed"
-            self.peers = Peers(self, store)
+            self._join(Peers(self, store))
         elif process_group is None:
             collectives = _over_horovod(self._framework, process_set)
         else:
-            if any(map(is_sharded, tensors)):
-                from hvd_deepreduce.torch import sharding
-
-                replica = sharding.ranks(pairs)
-                self._mates = sharding.Mates("LocalSGD", replica, self._framework, UNUSABLE)
-                repeated = [sharding.repetition(one, replica) for one in tensors]
             Rendezvous("LocalSGD", process_group).meet(process_group)
             collectives = DistributedCollectives(self._framework, process_group)
             self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
@@ -90,6 +93,16 @@ class Updates(LocalExchanges[torch.Tensor]):
             parameter.repeated = one
         nbytes = [one.nbytes for one in mine.values()]
         super().__init__(given, collectives, parameters, nbytes, self._framework, [one.numel() for one in tensors])
+
+    def _join(self, peers: Peers[torch.Tensor]) -> None:
+        """Exchanges among peers, of which the ranks of this one send each its part."""
+        self.peers = peers
+        if self._mates is not None:
+            collectives = self._mates.collectives
+            self.ranks_of_peer, peers.store.part = collectives.size(), collectives.rank()
+            self.leads = peers.store.part == 0
+            with self.together():
+                peers.store.run = self.told(lambda: secrets.token_hex(8))
 
     def _default_outer(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
         local = self.local
@@ -159,6 +172,9 @@ class Updates(LocalExchanges[torch.Tensor]):
     def anywhere(self, flag: bool) -> bool:
         return flag if self._mates is None else self._mates.anywhere(flag)
 
+    def told(self, find: Callable[[], T]) -> T:
+        return find() if self._mates is None else self._mates.told(find)
+
     def close(self) -> None:
         super().close()
         if self._mates is not None:
@@ -172,8 +188,9 @@ class Updates(LocalExchanges[torch.Tensor]):
         trained = (one for group in self._inner.param_groups for one in group["params"] if one.requires_grad)
         late = [one for one in trained if id(one) not in known]
         if late:
-            how = "parameters were unfrozen (requires_grad), or given to the optimizer, after LocalSGD was made"
-            raise not_exchanged(how, (self._names.get(id(one), f"of shape {list(one.shape)}") for one in late[:5]))
+            how = f"parameters were unfrozen (requires_grad), or given to the optimizer, after {self.kind} was made"
+            unknown = (self._names.get(id(one), f"of shape {list(one.shape)}") for one in late[:5])
+            raise not_exchanged(self.kind, how, unknown)
 
     def update(self, number: int) -> torch.Tensor:
         base = self._near(number, (self.bases or self.anchors)[number])
@@ -249,8 +266,7 @@ class Updates(LocalExchanges[torch.Tensor]):
                 del self._inner.state[self.tensors[number]]
 
     def about_outer(self) -> str:
-        defaults = {key: value for key, value in self.outer.defaults.items() if isinstance(value, int | float)}
-        return f"{type(self.outer).__name__} {defaults}"
+        return f"{type(self.outer).__name__} {numbers(self.outer.defaults)}"
 
     def values(self, anchor: torch.Tensor) -> Any:
         return anchor.detach().cpu().numpy()
@@ -288,6 +304,11 @@ class Updates(LocalExchanges[torch.Tensor]):
             self.anchors, self.bases, self.outer = anchors, bases, outer
 
         return restore
+
+
+def numbers(settings: Mapping[str, Any]) -> dict[str, float]:
+    """Those of an optimizer's settings; not those that are off, as PyTorch adds some when a state is loaded."""
+    return {key: one for key, one in settings.items() if isinstance(one, int | float) and one is not False}
 
 
 def _over_horovod(framework: TorchTensors, process_set: Any) -> Any:

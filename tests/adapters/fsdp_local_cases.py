@@ -17,9 +17,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.torch import LocalSGD
+from hvd_deepreduce.exchange.store import SharedStore
+from hvd_deepreduce.torch import LocalSGD, PeerOptimizer, SignMomentum
 from hvd_deepreduce.torch.checkpoint import checkpointed
 from tests.adapters.common import LOSSLESS, LOSSY
 from tests.adapters.sharded import Network, Sharded, close, flat, full_sums, loss_of, shared_folder
@@ -50,8 +52,12 @@ class Job(Sharded):
         return self
 
     def residuals(self):
-        found = self.optimizer.state_dict()["local_sgd"]["compression"]["residuals"]
-        return {name: one.clone() for name, one in found.items()}
+        return residuals_of(self.optimizer)
+
+
+def residuals_of(optimizer):
+    found = optimizer.state_dict()["local_sgd"]["compression"]["residuals"]
+    return {name: one.clone() for name, one in found.items()}
 
 
 def unsharded(config, steps, replicas=2, make=SGD, **options):
@@ -327,6 +333,81 @@ def an_error_on_one_rank_is_an_error_on_all():
                 job.step(5)
         with pytest.raises(RuntimeError, match="an exchange has failed: .* load a checkpoint on all ranks"):
             job.optimizer.sync()
+        job.optimizer.close()
+
+
+class Peer(Sharded):
+    """A replica that reaches the others through a store alone: shards under LocalSGD or PeerOptimizer; or DDP."""
+
+    def __init__(self, kind, folder):
+        super().__init__()
+        self.replica = dist.get_rank() // 2
+        if kind == "ddp":
+            group = self.mesh["shard"].get_group()
+            self.model = DistributedDataParallel(Network(), process_group=group)
+            self.shards = lambda: [one.detach().clone() for one in self.model.parameters()]
+        self.store = SharedStore(folder, peer=self.replica, peers=2, wait=20.0)
+        if kind == "local":
+            self.optimizer = LocalSGD(ADAMW(self.model.parameters()), self.model, IN_MODEL, every=2, store=self.store)
+            self.shards = lambda: [one.clone() for one in self.optimizer._updates.anchors]
+        else:
+            inner = SignMomentum(self.model.parameters(), 0.01)
+            self.optimizer = PeerOptimizer(inner, self.model, "sign_momentum", store=self.store)
+
+    def residuals(self):
+        return residuals_of(self.optimizer)
+
+    def caught_up(self):
+        updates = self.optimizer._updates
+        with updates.together():
+            updates.peers.catch_up(updates.fragments[0])
+        return updates.fragments[0].outer_steps
+
+
+@case
+def peers_of_several_ranks():
+    """They exchange; one goes on alone, and the other one comes back; a rank that fails ends its own peer alone."""
+
+    def broken(*_, **__):
+        raise ValueError("no ink")
+
+    for kind in ("local", "gradients", "ddp"):
+        folder = shared_folder()
+        job = Peer(kind, folder).run(6)
+        job.check_same()
+        done, saved, group = job.caught_up(), f"{folder}/saved{job.replica}", job.mesh["shard"].get_group()
+        assert done == (3 if kind == "local" else 6)
+        kept = job.residuals()
+        state = {"model": job.model.state_dict(), "optimizer": checkpointed(job.optimizer)}
+        dcp.save(state, checkpoint_id=saved, process_group=group)
+        if job.replica == 0:
+            job.store.wait = 0.0
+            job.run(6, 10)
+        dist.barrier()
+        assert job.caught_up() == done + (2 if kind == "local" else 4)
+        job.check_same()
+        if job.replica == 1:
+            job.optimizer.close()
+            job, other = Peer(kind, folder), Peer(kind, folder)
+            for one, of in ((job, 1), (other, 0)):
+                where = f"{folder}/saved{of}"
+                state = {"model": one.model.state_dict(), "optimizer": checkpointed(one.optimizer, where)}
+                dcp.load(state, checkpoint_id=where, process_group=group)
+                one.model.load_state_dict(state["model"])
+            again = job.residuals()
+            assert again.keys() == kept.keys() and all(torch.equal(again[name], kept[name]) for name in kept)
+            assert kept and not other.residuals()
+            other.optimizer.close()
+            job.caught_up()
+        job.check_same()
+        if dist.get_rank() == 3:
+            job.optimizer._updates.engine.pipeline.encode = broken
+        failing = job.replica == 1
+        with pytest.raises((RuntimeError, ValueError), match="no ink") if failing else nullcontext():
+            job.run(10, 14)
+        with pytest.raises(RuntimeError, match="make a new|load a checkpoint") if failing else nullcontext():
+            job.run(14, 16)
+        assert failing or job.caught_up() == (8 if kind == "local" else 16)
         job.optimizer.close()
 
 

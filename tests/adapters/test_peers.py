@@ -1,14 +1,16 @@
-"""LocalSGD through a shared folder, in processes that nothing connects: one is killed and comes back, one is slow, one
-comes late."""
+"""LocalSGD and PeerOptimizer through a shared folder, in jobs that nothing connects: one is killed and comes back, one
+is slow, one comes late."""
 
 from __future__ import annotations
 
 import copy
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,19 +24,27 @@ from tests.ranks import ROOT
 from tests.selection import thorough
 
 PROGRAM = Path(__file__).parent / "peers_job.py"
+TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
 
 
 class Process:
-    """A peer's process; ``lines`` are those that it has written."""
+    """A peer, of one process or of ``ranks`` under torchrun; ``lines`` are those that it has written."""
 
-    def __init__(self, folder, peer, steps, pause, state=None):
+    def __init__(self, ranks, folder, peer, steps, pause, state=None):
         self.path = folder / f"log{peer}.{time.monotonic_ns()}"
-        command = [sys.executable, str(PROGRAM), str(folder), str(peer), str(steps), str(pause)]
+        launcher = TORCHRUN if ranks == 2 else ()
+        words = map(str, (PROGRAM, folder, peer, steps, pause, *([state] if state else [])))
         with self.path.open("w") as out:
             self.process = subprocess.Popen(
-                command + ([str(state)] if state else []), stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                [sys.executable, *launcher, *words], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, start_new_session=True,
             )  # fmt: skip
+
+    def kill(self):
+        """As a machine that fails: no process of it ends in order."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     @property
     def lines(self):
@@ -57,30 +67,31 @@ class Process:
 @pytest.mark.launch
 @thorough
 @pytest.mark.timeout(240)
-def test_peers_that_are_killed_slow_or_late_do_not_stop_the_others(tmp_path):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_peers_that_are_killed_slow_or_late_do_not_stop_the_others(ranks, tmp_path):
     of_peers = ((0, 60, 0.05), (1, 12, 0.3), (2, 60, 0.05))
-    every = [Process(tmp_path, *one) for one in of_peers]
+    every = [Process(ranks, tmp_path, *one) for one in of_peers]
     steady, slow, killed = every
     try:
         killed.reach(4)
-        killed.process.kill()
-        killed.process.wait()
+        killed.kill()
         steady.reach(8)
-        back = Process(tmp_path, 2, 20, 0.05, tmp_path / "state2")
-        late = Process(tmp_path, 3, 10, 0.05, tmp_path / "state0")
+        back = Process(ranks, tmp_path, 2, 20, 0.05, tmp_path / "state2")
+        late = Process(ranks, tmp_path, 3, 10, 0.05, tmp_path / "state0")
         every += [back, late]
         for one in (steady, back, late, slow):
             one.ended()
     finally:
         for one in every:
-            one.process.kill()
+            one.kill()
     seen = {}
     for one in every:
         for done, anchors, _ in one.lines:
             seen.setdefault(done, set()).add(anchors)
     assert all(len(anchors) == 1 for anchors in seen.values()), "peers have other anchors after the same outer step"
     assert steady.lines[-1][0] >= 30 and back.lines[0][0] >= killed.lines[-1][0]
-    commits = [json.loads(path.read_text())["members"] for path in sorted((tmp_path / "job").glob("0/*/commit"))]
+    files = sorted((tmp_path / "job").glob("0/*/commit"))
+    commits = [set(map(int, json.loads(path.read_text())["members"])) for path in files]
     assert any(2 in one for one in commits[8:]) and {1, 3} <= {peer for one in commits for peer in one}
     losses = [loss for *_, loss in steady.lines]
     assert sum(losses[-5:]) < sum(losses[:5])
