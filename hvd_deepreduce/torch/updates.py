@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +37,9 @@ UNUSABLE = (
     "The replicas have parted: load a checkpoint on all ranks, close() this LocalSGD, and make a new one on all of them"
 )
 Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+HEARD_SECONDS = 2.0
+"""From the end of a vote on one rank to its end on another one, at most."""
 
 
 class Updates(LocalExchanges[torch.Tensor]):
@@ -231,9 +235,17 @@ class Updates(LocalExchanges[torch.Tensor]):
         return copied
 
     def forget(self) -> None:
-        if self._voted is not None and self._voted[0].is_completed():  # the others have heard it
+        if self._voted is not None and self._heard(self._voted[0]):
             self._voted = None
         super().forget()
+
+    def _heard(self, vote: Any) -> bool:
+        """Whether the others have heard a vote that this rank has begun after an error. They may have loaded a state
+        since then; the vote can end here a little later than there."""
+        end = time.monotonic() + HEARD_SECONDS
+        while not vote.is_completed() and time.monotonic() < end:
+            time.sleep(0.01)
+        return bool(vote.is_completed())
 
     def load_state_dict(self, state: Any, reshard: Reshard = False, own: Any = None) -> None:
         if self.peers is None or reshard is not False:
