@@ -1,4 +1,5 @@
-"""Local updates among peers that come and go: an exchange through ``exchange/store.py``.
+"""Exchanges among peers that come and go: through files (``exchange/store.py``), or by the ranks of a quorum that
+another library has found.
 
 An exchange has those peers as members whose messages were there in time. All peers, also those that were late or away,
 take the same outer steps in the same order, each with the mean of its members' updates, so that anchors are equal bit
@@ -12,6 +13,7 @@ all others have, and tells them whose messages count. What fails on one of them 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
@@ -21,10 +23,12 @@ from hvd_deepreduce import __version__
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.tensors import G
+from hvd_deepreduce.exchange.messages import Message, PeerCollectives, largest_group
 from hvd_deepreduce.exchange.statements import MismatchError
-from hvd_deepreduce.exchange.store import Members, Message, MissingError, SharedStore
+from hvd_deepreduce.exchange.store import Members, MissingError, SharedStore
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import bundle
+from hvd_deepreduce.wire.quoting import quoted
 
 if TYPE_CHECKING:
     from hvd_deepreduce.engine.local_exchanges import LocalExchanges
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hvd_deepreduce")
 
 
-class Peers(Generic[G]):
+class Peers(ABC, Generic[G]):
     """The exchanges of one peer.
 
     Args:
@@ -40,8 +44,164 @@ class Peers(Generic[G]):
         store: how it reaches the others.
     """
 
-    def __init__(self, local: LocalExchanges[G], store: SharedStore) -> None:
+    def __init__(self, local: LocalExchanges[G], store: PeerCollectives) -> None:
         self.local, self.store = local, store
+
+    def prepare(self) -> None:
+        """Begins what an exchange needs, as soon as the last one has ended."""
+
+    @abstractmethod
+    def catch_up(self, fragment: Fragment[G]) -> None:
+        """Takes the outer steps that the others have taken without this peer."""
+
+    def exchange(self, fragment: Fragment[G]) -> None:
+        """Takes what the others have done meanwhile, and exchanges this peer's update."""
+        local, engine = self.local, self.local.engine
+        local.check_parameters()
+        engine.stats.begin_step()
+        self.prepare()
+        self.catch_up(fragment)
+        fragment.due = local.clock + local.period(local.clock)
+        updates = {n: local.update(n) for n in fragment.numbers}
+        finite = not local.anywhere(not local.finite(updates.values()))
+        if not finite:
+            _log.warning("peer %d has NaN or infinity in its %s", self.store.peer, local.not_finite % local.clock)
+            local.follow_anchor(fragment)
+            local.renew(fragment.numbers)
+        self._exchange(fragment, updates if finite else None)
+        engine.stats.end_step()
+
+    @abstractmethod
+    def _exchange(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
+        """
+        Args:
+            updates: None: this peer has none.
+        """
+
+    def _encode(self, fragment: Fragment[G], updates: dict[int, G]) -> tuple[dict[str, bytes], Callable[[], None]]:
+        """The parts of a message with these updates, and what to call if they do not count."""
+        engine, decay = self.local.engine, self.local.local.decay
+        parameters = [self.local.parameters[n] for n in fragment.numbers]
+        copies = engine.copies(parameters) if engine.has_velocity else None
+        engine.decay(parameters, decay)
+        self._start(fragment, updates)
+        parts = self.store.taken()
+
+        def take_back() -> None:
+            self._take_back(fragment, parts)
+            engine.decay(parameters, 1 / decay if decay else 1.0)
+            if copies is not None:
+                engine.return_to(parameters, copies)
+
+        return parts, take_back
+
+    def _counted(self, fragment: Fragment[G], messages: Mapping[int, Message], names: Iterable[str]) -> None:
+        """The outer step of an exchange in which this peer's update counts."""
+        local = self.local
+        self._take(fragment, messages, names, self._nothing(fragment))
+        local.follow_anchor(fragment)
+        steps, fragment.began = local.clock - fragment.began, local.clock
+        local.engine.stats.add(dense=steps * local.dense_bytes(fragment))
+
+    def _said(self, fragment: Fragment[G]) -> dict[str, str]:
+        local = self.local
+        model = [(p.name, p.shape, p.dtype) for p in local.parameters], len(local.fragments)
+        digests = {
+            "config": local.engine.config.shared(), "model": model, "outer optimizer": local.about_outer(),
+            "parameters at the last exchange": local.digests(fragment), "number of ranks": local.ranks_of_peer,
+        }  # fmt: skip
+        said = {name: blake2b(repr(one).encode(), digest_size=16).hexdigest() for name, one in digests.items()}
+        return {"release": __version__, "number of peers": str(self.store.peers), **said}
+
+    def _start(self, fragment: Fragment[G], updates: dict[int, G]) -> None:
+        """Encodes updates. The containers of all peers in an exchange have its number as their step."""
+        local = self.local
+        for number in fragment.numbers:
+            local.parameters[number].step = fragment.outer_steps
+        for number in local.held(fragment.numbers):
+            fragment.tickets[number] = fragment.reducer.start(local.parameters[number], updates[number], True)
+
+    def _take(
+        self,
+        fragment: Fragment[G],
+        messages: Mapping[int, Message],
+        names: Iterable[str],
+        nothing: Callable[[str], bytes],
+    ) -> None:
+        """The outer step of an exchange, of which the tickets have been started. The last arguments are those of
+        ``PeerCollectives.show``."""
+        self.store.show({peer: one.parts for peer, one in messages.items()}, nothing, names)
+        fragment.updates = self._finish(fragment, 1 / len(messages))
+        with self.local.engine.receiving():
+            self.local.outer_step(fragment)
+        fragment.updates = {}
+        fragment.outer_steps += 1
+
+    def _finish(self, fragment: Fragment[G], scale: float) -> dict[int, G]:
+        tickets, fragment.tickets = fragment.tickets, {}
+        return {number: fragment.reducer.finish(ticket, scale) for number, ticket in tickets.items()}
+
+    def _replay(self, fragment: Fragment[G], messages: Mapping[int, Message]) -> None:
+        """Takes an outer step without an update of this process.
+
+        If a message of this peer counts, an earlier process has sent it, and it may have all that a state from before
+        has: that is dropped, so that nothing is sent twice.
+        """
+        local = self.local
+        before = {number: local.taken(number) for number in fragment.numbers}
+        local.engine.feedback = False
+        try:
+            self._start(fragment, {number: local.nothing(number) for number in fragment.numbers})
+        finally:
+            local.engine.feedback = True
+        empty = self.store.taken()
+        self._take(fragment, messages, empty, empty.__getitem__)
+        if self.store.peer in messages:
+            local.engine.decay([local.parameters[n] for n in fragment.numbers], 0.0)
+            local.follow_anchor(fragment)
+            return
+        for number, start in before.items():
+            local.follow(number, start, 0.0)
+
+    def _take_back(self, fragment: Fragment[G], own: dict[str, bytes]) -> None:
+        """This peer's update, which has been encoded, does not count: its residual has again what the next update will
+        not have."""
+        local, store = self.local, self.store
+        store.show({store.peer: own}, self._nothing(fragment), own)
+        for number, decoded in self._finish(fragment, 1.0).items():
+            sent, update = map(local.tensors_of.flat, (decoded, local.still(number)))
+            local.engine.give_back(local.parameters[number], sent, update)
+
+    def adopted(self, state: Any) -> tuple[Any, bool]:
+        """A state that this peer can load, and whether it was another peer's: then its own residual stays."""
+        kept = state.get("compression") if isinstance(state, Mapping) else None
+        if not isinstance(kept, Mapping):
+            return state, False
+        own = {"rank": self.store.peer, "size": self.store.peers}
+        if kept.get("rank") == own["rank"]:
+            return {**state, "compression": {**kept, **own}}, False
+        residuals = self.local.engine.state_dict()["residuals"]
+        return {**state, "compression": {**kept, **own, "residuals": residuals}}, True
+
+    def _nothing(self, fragment: Fragment[G]) -> Callable[[str], bytes]:
+        """Gives the part of a bucket that a peer would send without an update."""
+        buckets = {bucket.name: bucket for bucket in fragment.reducer.buckets}
+
+        def part(name: str) -> bytes:
+            bucket = buckets[name]
+            zeros: Floats = arrays.zeros(sum(bucket.sizes), bucket.dtype, bucket.gradient)
+            if bucket.dense:
+                return arrays.to_host(zeros).tobytes()
+            packed = bundle.encode(zeros, None, None, bucket.slices, self.store.peers, True)
+            return arrays.to_host(packed).tobytes()
+
+        return part
+
+
+class StorePeers(Peers[G]):
+    """Through ``exchange/store.py``."""
+
+    store: SharedStore
 
     def place(self, fragment: Fragment[G], number: int) -> str:
         """The folder of an exchange of a fragment."""
@@ -51,25 +211,29 @@ class Peers(Generic[G]):
         """The folder of all exchanges of a fragment."""
         return str(self.local.fragments.index(fragment))
 
-    def exchange(self, fragment: Fragment[G]) -> None:
-        """Takes what the others have done meanwhile, and exchanges this peer's update."""
-        local, store, engine = self.local, self.store, self.local.engine
-        local.check_parameters()
-        engine.stats.begin_step()
-        self.catch_up(fragment)
-        fragment.due = local.clock + local.period(local.clock)
-        updates = {n: local.update(n) for n in fragment.numbers}
-        if local.anywhere(not local.finite(updates.values())):
-            _log.warning("peer %d has NaN or infinity in its %s", store.peer, local.not_finite % local.clock)
-            local.follow_anchor(fragment)
-            local.renew(fragment.numbers)
-            engine.stats.end_step()
+    def catch_up(self, fragment: Fragment[G]) -> None:
+        """
+        Raises:
+            MismatchError: their files have been deleted.
+        """
+        place = self.place
+        while members := self._told(lambda: self.store.decided(place(fragment, fragment.outer_steps))):
+            try:
+                self._follow(fragment, members)
+            except MissingError as error:
+                done = [int(name) for name in self.store.store.names(self.sequence(fragment)) if name.isdecimal()]
+                raise MismatchError(
+                    f"the other peers are {max(done, default=0) - fragment.outer_steps} exchanges ahead of peer "
+                    f"{self.store.peer}, and have deleted the files ({error}): load a newer state, of this peer or of "
+                    "another one"
+                ) from error
+
+    def _exchange(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
+        if updates is None:
             return
-        parameters, decay = [local.parameters[n] for n in fragment.numbers], local.local.decay
-        copies, said = engine.copies(parameters) if engine.has_velocity else None, self._said(fragment)
-        engine.decay(parameters, decay)
-        self._start(fragment, updates)
-        place, sequence, parts = self.place(fragment, fragment.outer_steps), self.sequence(fragment), store.taken()
+        store, said = self.store, self._said(fragment)
+        parts, take_back = self._encode(fragment, updates)
+        place, sequence = self.place(fragment, fragment.outer_steps), self.sequence(fragment)
         counts = False
         try:
             sent = self._send(place, Message(said, parts, store.run))
@@ -79,36 +243,24 @@ class Peers(Generic[G]):
             counts = sent and members.get(store.peer) == store.run
         finally:  # also if the process is told to end while it waits: its state has no update twice
             if not counts:
-                self._take_back(fragment, parts)
-                engine.decay(parameters, 1 / decay if decay else 1.0)
-                if copies is not None:
-                    engine.return_to(parameters, copies)
+                take_back()
         if counts:
-            self._take(fragment, members, messages, parts, self._nothing(fragment))
-            local.follow_anchor(fragment)
-            steps, fragment.began = local.clock - fragment.began, local.clock
-            engine.stats.add(dense=steps * local.dense_bytes(fragment))
+            self._counted(fragment, messages, parts)
+            self._note(fragment, members)
         else:
-            self._replay(fragment, members)
-        engine.stats.end_step()
+            self._follow(fragment, members)
 
-    def catch_up(self, fragment: Fragment[G]) -> None:
-        """Takes the outer steps that the others have taken without this peer.
+    def _follow(self, fragment: Fragment[G], members: Members) -> None:
+        self._replay(fragment, self._messages(fragment, members, self._said(fragment)))
+        self._note(fragment, members)
 
-        Raises:
-            MismatchError: their files have been deleted.
-        """
-        place = self.place
-        while members := self._told(lambda: self.store.decided(place(fragment, fragment.outer_steps))):
-            try:
-                self._replay(fragment, members)
-            except MissingError as error:
-                done = [int(name) for name in self.store.store.names(self.sequence(fragment)) if name.isdecimal()]
-                raise MismatchError(
-                    f"the other peers are {max(done, default=0) - fragment.outer_steps} exchanges ahead of peer "
-                    f"{self.store.peer}, and have deleted the files ({error}): load a newer state, of this peer or of "
-                    "another one"
-                ) from error
+    def _note(self, fragment: Fragment[G], members: Members) -> None:
+        """After an exchange."""
+        store = self.store
+        store.note(self.sequence(fragment), members)
+        if fragment.outer_steps > store.keep and self.local.sends:
+            with suppress(OSError):
+                store.forget(self.place(fragment, fragment.outer_steps - store.keep - 1))
 
     def _told(self, members: Callable[[], Members | None]) -> Members | None:
         """What rank 0 of this peer has found, on all of its ranks."""
@@ -138,102 +290,67 @@ class Peers(Generic[G]):
                 )
         return messages
 
-    def _said(self, fragment: Fragment[G]) -> dict[str, str]:
-        local = self.local
-        model = [(p.name, p.shape, p.dtype) for p in local.parameters], len(local.fragments)
-        digests = {
-            "config": local.engine.config.shared(), "model": model, "outer optimizer": local.about_outer(),
-            "parameters at the last exchange": local.digests(fragment), "number of ranks": local.ranks_of_peer,
-        }  # fmt: skip
-        said = {name: blake2b(repr(one).encode(), digest_size=16).hexdigest() for name, one in digests.items()}
-        return {"release": __version__, "number of peers": str(self.store.peers), **said}
 
-    def _start(self, fragment: Fragment[G], updates: dict[int, G]) -> None:
-        """Encodes updates. The containers of all peers in an exchange have its number as their step."""
-        local = self.local
-        for number in fragment.numbers:
-            local.parameters[number].step = fragment.outer_steps
-        for number in local.held(fragment.numbers):
-            fragment.tickets[number] = fragment.reducer.start(local.parameters[number], updates[number], True)
+class Quorum(PeerCollectives, ABC):
+    """Ranks that another library has found to be there: what one of them sends, all of them receive, or an error."""
 
-    def _take(
-        self,
-        fragment: Fragment[G],
-        members: Members,
-        messages: Mapping[int, Message],
-        names: Iterable[str],
-        nothing: Callable[[str], bytes],
-    ) -> None:
-        """The outer step of an exchange, of which the tickets have been started. The last arguments are those of
-        ``SharedStore.show``."""
-        store = self.store
-        store.show({peer: one.parts for peer, one in messages.items()}, nothing, names)
-        fragment.updates = self._finish(fragment, 1 / len(members))
-        with self.local.engine.receiving():
-            self.local.outer_step(fragment)
-        fragment.updates = {}
-        fragment.outer_steps += 1
-        store.note(self.sequence(fragment), members)
-        if fragment.outer_steps > store.keep and self.local.sends:
-            with suppress(OSError):
-                store.forget(self.place(fragment, fragment.outer_steps - store.keep - 1))
+    @abstractmethod
+    def begin(self) -> None:
+        """Looks for the ranks of the next exchange, unless it has."""
 
-    def _finish(self, fragment: Fragment[G], scale: float) -> dict[int, G]:
-        tickets, fragment.tickets = fragment.tickets, {}
-        return {number: fragment.reducer.finish(ticket, scale) for number, ticket in tickets.items()}
+    @abstractmethod
+    def takes_part(self) -> bool:
+        """Whether this peer's update can count: not where it has yet to take the others' state, or after an error."""
 
-    def _replay(self, fragment: Fragment[G], members: Members) -> None:
-        """Takes an outer step without an update of this process.
+    @abstractmethod
+    def messages(self, message: Message) -> dict[int, Message | str]:
+        """Of all ranks, what each gives here, by peer, or what is wrong with it; empty after an error."""
 
-        If a message of this peer counts, an earlier process has sent it, and it may have all that a state from before
-        has: that is dropped, so that nothing is sent twice.
-        """
-        local, sent_before = self.local, self.store.peer in members
-        messages = self._messages(fragment, members, self._said(fragment))
-        before = {number: local.taken(number) for number in fragment.numbers}
-        local.engine.feedback = False
+    @abstractmethod
+    def commit(self) -> bool:
+        """Whether the exchange counts. A state that this peer has to take is loaded in this call."""
+
+
+class QuorumPeers(Peers[G]):
+    """Through a ``Quorum``."""
+
+    store: Quorum
+
+    def prepare(self) -> None:
+        self.store.begin()
+
+    def catch_up(self, fragment: Fragment[G]) -> None:
+        """A peer that was away takes the others' state in ``Quorum.commit``."""
+
+    def _exchange(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
+        quorum = self.store
+        parts: dict[str, bytes] = {}
+        said: dict[str, str] = {}
+        take_back: Callable[[], None] | None = None
+        if updates is not None and quorum.takes_part():
+            said = self._said(fragment)
+            parts, take_back = self._encode(fragment, updates)
         try:
-            self._start(fragment, {number: local.nothing(number) for number in fragment.numbers})
+            every = quorum.messages(Message(said, parts))
+            absent = [peer for peer, one in every.items() if isinstance(one, Message) and not one.said]
+            messages, refused = largest_group({peer: one for peer, one in every.items() if peer not in absent})
+            if quorum.peer in refused:
+                raise MismatchError(
+                    f"the other peers go on without peer {quorum.peer}: {quoted(refused[quorum.peer])}"
+                )
+            counts = quorum.peer in messages and take_back is not None
+            if take_back is not None and not counts:  # before this peer takes the others' state
+                take_back()
+                take_back = None
+            commits = quorum.commit() and bool(messages)
+            if counts and commits:
+                take_back = None
         finally:
-            local.engine.feedback = True
-        empty = self.store.taken()
-        self._take(fragment, members, messages, empty, empty.__getitem__)
-        if sent_before:
-            local.engine.decay([local.parameters[n] for n in fragment.numbers], 0.0)
-            local.follow_anchor(fragment)
-            return
-        for number, start in before.items():
-            local.follow(number, start, 0.0)
-
-    def _take_back(self, fragment: Fragment[G], own: dict[str, bytes]) -> None:
-        """This peer's update, which has been encoded, does not count: its residual has again what the next update will
-        not have."""
-        local, store = self.local, self.store
-        store.show({store.peer: own}, self._nothing(fragment), own)
-        for number, decoded in self._finish(fragment, 1.0).items():
-            sent, update = map(local.tensors_of.flat, (decoded, local.still(number)))
-            local.engine.give_back(local.parameters[number], sent, update)
-
-    def adopted(self, state: Any) -> tuple[Any, bool]:
-        """A state that this peer can load, and whether it was another peer's: then it has no residual."""
-        kept = state.get("compression") if isinstance(state, Mapping) else None
-        if not isinstance(kept, Mapping):
-            return state, False
-        own = {"rank": self.store.peer, "size": self.store.peers}
-        if kept.get("rank") == own["rank"]:
-            return {**state, "compression": {**kept, **own}}, False
-        return {**state, "compression": {**kept, **own, "residuals": {}}}, True
-
-    def _nothing(self, fragment: Fragment[G]) -> Callable[[str], bytes]:
-        """Gives the part of a bucket that a peer would send without an update."""
-        buckets = {bucket.name: bucket for bucket in fragment.reducer.buckets}
-
-        def part(name: str) -> bytes:
-            bucket = buckets[name]
-            zeros: Floats = arrays.zeros(sum(bucket.sizes), bucket.dtype, bucket.gradient)
-            if bucket.dense:
-                return arrays.to_host(zeros).tobytes()
-            packed = bundle.encode(zeros, None, None, bucket.slices, self.store.peers, True)
-            return arrays.to_host(packed).tobytes()
-
-        return part
+            if take_back is not None:
+                take_back()
+        if not commits:
+            _log.warning("peer %d has left the exchange after step %d out", quorum.peer, self.local.clock)
+        elif counts:
+            self._counted(fragment, messages, parts)
+        else:
+            self._replay(fragment, messages)

@@ -8,40 +8,25 @@ Each exchange has a folder of its own::
 
 A file appears whole or not at all, and never changes. The first peer that finds all messages that it waits for, or has
 waited long enough, writes the commit; of several, the first one stays. A peer that is late, or was away, reads the
-commits and messages that it has missed. A message is::
-
-    magic "DRP1" | crc32 of the rest | size of the description | description (JSON) | parts, one behind the other
-    4 bytes      | 4 bytes           | 4 bytes
+commits and messages that it has missed. ``messages.py`` has the format of a message.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import struct
 import tempfile
 import time
-import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-
-from hvd_deepreduce.codecs.interfaces import U8
-from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.exchange.messages import MAX_TEXT, RUN, Message, PeerCollectives, largest_group
 from hvd_deepreduce.exchange.statements import MismatchError
-from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.wire.quoting import quoted
 from hvd_deepreduce.wire.standalone import ContainerError
 
-_HEADER = struct.Struct("<4sII")
-_MAGIC = b"DRP1"
-_MAX_TEXT = 1 << 20
-_RUN = re.compile("[0-9a-f]{0,32}")
 _POLL = 0.02, 1.0
 """Seconds from one look to the next: at first, and at most. Between them an eighth of the time so far, so that nobody
 waits much longer than for the others."""
@@ -157,58 +142,6 @@ class ObjectStore(Store):
             return
 
 
-class Message(NamedTuple):
-    """What a peer sends in an exchange.
-
-    Attributes:
-        said: what must be equal on all peers, by a name that an error shows.
-        parts: bytes, by the names of the buckets.
-        run: names the process that sends it, in hexadecimal digits, where the peer's other ranks send messages too.
-    """
-
-    said: Mapping[str, str]
-    parts: Mapping[str, bytes]
-    run: str = ""
-
-    def apart(self, said: Mapping[str, str]) -> list[str]:
-        """The names of what it says otherwise than ``said``."""
-        return [name for name, one in said.items() if self.said.get(name) != one]
-
-    def pack(self) -> bytes:
-        sizes = [[name, len(part)] for name, part in self.parts.items()]
-        text = json.dumps({"said": dict(self.said), "parts": sizes, "run": self.run}).encode()
-        rest = struct.pack("<I", len(text)) + text + b"".join(self.parts.values())
-        return _MAGIC + struct.pack("<I", zlib.crc32(rest)) + rest
-
-    @staticmethod
-    def unpack(data: bytes) -> Message:
-        """
-        Raises:
-            ValueError: this is no message.
-        """
-        try:
-            magic, checksum, size = _HEADER.unpack_from(data)
-            if magic != _MAGIC or zlib.crc32(data[8:]) != checksum or size > _MAX_TEXT:
-                raise ValueError("its checksum or size is wrong")
-            told = json.loads(data[_HEADER.size : _HEADER.size + size])
-            said, sizes, run = told["said"], told["parts"], told["run"]
-            if not all(isinstance(one, str) for one in [*said, *said.values(), *(name for name, _ in sizes)]):
-                raise ValueError("its description has something else than texts")
-            if not _RUN.fullmatch(run):
-                raise ValueError("its run is no hexadecimal number")
-            parts, at = {}, _HEADER.size + size
-            for name, length in sizes:
-                if type(length) is not int or not 0 <= length <= len(data) - at:
-                    raise ValueError("a part is longer than the message")
-                parts[name] = data[at : at + length]
-                at += length
-            if at != len(data) or len(parts) != len(sizes):
-                raise ValueError("its parts do not fill it")
-        except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError(f"this is no message of a peer: {quoted(str(error))}") from None
-        return Message(said, parts, run)
-
-
 class MissingError(ContainerError):
     """A message is not there any more."""
 
@@ -217,7 +150,7 @@ Members = dict[int, str]
 """The peers whose messages count in an exchange, and the runs that have sent these."""
 
 
-class SharedStore(Collectives):
+class SharedStore(PeerCollectives):
     """Exchanges of ``LocalSGD`` through files, among peers of which some may be late or away.
 
     Args:
@@ -240,7 +173,6 @@ class SharedStore(Collectives):
         run: see ``Message``; the same on all ranks of a peer.
     """
 
-    ordered = sends_once = True
     part, run = 0, ""
 
     def __init__(
@@ -252,8 +184,7 @@ class SharedStore(Collectives):
         wait: float | None = None,
         keep: int = 100,
     ) -> None:
-        if not 0 <= peer < peers:
-            raise ValueError(f"peer is {peer} and peers is {peers}; peer must be a number from 0 to peers - 1")
+        super().__init__(peer, peers)
         if (wait is not None and not wait >= 0) or keep < 2:
             raise ValueError(f"wait is {wait} and keep is {keep}; wait must be 0 or more, and keep 2 or more")
         if isinstance(place, Store):
@@ -261,62 +192,9 @@ class SharedStore(Collectives):
         else:
             text = str(place).removeprefix("file://")
             self.store = ObjectStore(text) if "://" in text else Folder(text)
-        self.peer, self.peers, self.wait, self.keep = peer, peers, wait, keep
+        self.wait, self.keep = wait, keep
         self._recent: dict[str, deque[frozenset[int]]] = {}
         self._ended: dict[str, float] = {}
-        self._sending: dict[str, bytes] = {}
-        self._shown: Mapping[str, list[bytes]] = {}
-
-    # As Collectives say
-
-    def rank(self) -> int:
-        return self.peer
-
-    def size(self) -> int:
-        return self.peers
-
-    def local_size(self) -> int:
-        return 1
-
-    def mpi_enabled(self) -> bool:
-        return False
-
-    def included(self) -> bool:
-        return True
-
-    def start_allgather(self, data: U8, name: str) -> str:
-        """What this peer sends in the next message, as its part of this name."""
-        self._sending[name] = arrays.to_host(data).tobytes()
-        return name
-
-    def wait_allgather(self, pending: str) -> U8:
-        return np.frombuffer(bytearray(b"".join(self._shown[pending])), np.uint8)
-
-    # Messages
-
-    def taken(self) -> dict[str, bytes]:
-        """The parts that were started since the last call."""
-        parts, self._sending = self._sending, {}
-        return parts
-
-    def show(
-        self, messages: Mapping[int, Mapping[str, bytes]], nothing: Callable[[str], bytes], names: Iterable[str]
-    ) -> None:
-        """Lets ``wait_allgather`` return these parts, by peer.
-
-        Args:
-            nothing: gives the part of this name of a peer that sends nothing.
-            names: of the parts.
-        """
-        self._shown, absent = {}, len(messages) < self.peers
-        for name in names:
-            lacking = [peer for peer, parts in messages.items() if name not in parts]
-            if lacking:
-                raise ContainerError(f"the message of peer {lacking[0]} lacks the part {name}")
-            empty = nothing(name) if absent else b""
-            self._shown[name] = [
-                messages[peer][name] if peer in messages else empty for peer in range(self.peers)
-            ]
 
     def send(self, place: str, message: Message) -> bool:
         """Writes this peer's message. False: an earlier process of this peer has written another one."""
@@ -339,9 +217,9 @@ class SharedStore(Collectives):
         if data is None:
             return None
         try:
-            told = json.loads(data[:_MAX_TEXT])
+            told = json.loads(data[:MAX_TEXT])
             members, refused = {int(peer): run for peer, run in told["members"].items()}, told["refused"]
-            if not members or not all(0 <= one < self.peers and _RUN.fullmatch(run) for one, run in members.items()):
+            if not members or not all(0 <= one < self.peers and RUN.fullmatch(run) for one, run in members.items()):
                 raise ValueError("members")
             reason = refused.get(str(self.peer))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -427,19 +305,6 @@ class SharedStore(Collectives):
 
 def _commit(there: Mapping[int, Message | str]) -> bytes:
     """The content of a commit of these messages, or what is wrong with them; one counts at least."""
-    groups: dict[str, list[int]] = {}
-    for peer in sorted(there):
-        message = there[peer]
-        if isinstance(message, Message):
-            groups.setdefault(json.dumps(message.said, sort_keys=True), []).append(peer)
-    chosen = max(groups.values(), key=len)
-    first, members, refused = there[chosen[0]], {}, {}
-    assert isinstance(first, Message)
-    for peer, message in there.items():
-        if isinstance(message, Message):
-            if peer in chosen:
-                members[str(peer)] = message.run
-                continue
-            message = f"its {' and '.join(message.apart(first.said))} is not that of peer {chosen[0]}"
-        refused[str(peer)] = message
-    return json.dumps({"members": members, "refused": refused}).encode()
+    members, refused = largest_group(there)
+    told = {"members": {str(peer): one.run for peer, one in members.items()}, "refused": refused}
+    return json.dumps(told).encode()

@@ -28,6 +28,7 @@ from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import ElasticState, Snapshot
 from hvd_deepreduce.engine.local_options import Every, Options, Times, options
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
+from hvd_deepreduce.engine.peers import Quorum
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch.discovery import Reductions, refuse_wrapped
@@ -79,9 +80,9 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             torchrun, without Horovod. All of its ranks make LocalSGD at the same time. For a model whose parameters
             are sharded (``fully_shard``, tensor parallelism), the group of the ranks that hold the same shards, as
             ``mesh["replicate"].get_group()``.
-        store: through which peers that come and go exchange, in place of Horovod and of a process group: each is a job
-            of its own, of one rank, or of those that hold the shards of its model. Exchange ``allgather``; no delay, no
-            times.
+        store: through which peers that come and go exchange, in place of Horovod and of a process group: a
+            ``SharedStore``, or under torchft a ``ManagedQuorum`` (``torch/torchft.py``). Each is a job of its own, of
+            one rank, or of those that hold the shards of its model. Exchange ``allgather``; no delay, no times.
         **settings: keys of the config, in place of its own.
 
     Raises:
@@ -112,7 +113,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         times: Times | None = None,
         process_set: Any = None,
         process_group: dist.ProcessGroup | None = None,
-        store: SharedStore | None = None,
+        store: SharedStore | Quorum | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, LocalSGD):
@@ -266,8 +267,11 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
 
 def check_store(given: Options, store: object) -> None:
     """Raises ``TypeError`` or ``ConfigError`` if peers cannot exchange by these settings."""
-    if not isinstance(store, SharedStore):
-        raise TypeError(f"store is {type(store).__name__}; it must be a SharedStore(folder, peer=..., peers=...)")
+    if not isinstance(store, SharedStore | Quorum):
+        raise TypeError(
+            f"store is {type(store).__name__}; it must be a SharedStore(folder, peer=..., peers=...), or under torchft "
+            "a ManagedQuorum(manager, process_group, peer=..., peers=...)"
+        )
     config, local = given.config, given.local or given.config.local
     assert local is not None
     for what, value, allowed in (

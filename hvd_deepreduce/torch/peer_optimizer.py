@@ -18,11 +18,12 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.local_options import Options
-from hvd_deepreduce.engine.peers import Peers
+from hvd_deepreduce.engine.peers import Peers, Quorum
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import sharding
 from hvd_deepreduce.torch.discovery import look_at_optimizers
 from hvd_deepreduce.torch.local_sgd import LocalSGD, check_store, trained
+from hvd_deepreduce.torch.rendezvous import ranks_of
 from hvd_deepreduce.torch.tensors import TorchTensors, hashes, own
 from hvd_deepreduce.torch.updates import Updates, numbers
 
@@ -47,7 +48,7 @@ class Gradients(Updates):
         optimizer: torch.optim.Optimizer,
         names: dict[int, str],
         pairs: Mapping[str, torch.Tensor],
-        store: SharedStore,
+        store: SharedStore | Quorum,
         scheduler: Any,
         mates: sharding.Mates | None,
     ) -> None:
@@ -137,7 +138,7 @@ class PeerOptimizer(LocalSGD):
         optimizer: for the mean gradients.
         model: the module; or the DistributedDataParallel model of this peer's ranks.
         config: as for ``LocalSGD``, with the exchange ``allgather`` and mode ``always``.
-        store: how the peers exchange.
+        store: how the peers exchange: files, or under torchft a ``ManagedQuorum`` (``torch/torchft.py``).
         scheduler: of the learning rate: it steps after each step of the optimizer, also after those that this peer has
             missed, and is saved with it. Do not call its ``step()``.
         **settings: keys of the config, in place of its own.
@@ -159,7 +160,7 @@ class PeerOptimizer(LocalSGD):
         model: torch.nn.Module,
         config: str | Path | Mapping[str, Any] | Config | None = None,
         *,
-        store: SharedStore,
+        store: SharedStore | Quorum,
         scheduler: Any = None,
         **settings: Any,
     ) -> None:
@@ -173,11 +174,17 @@ class PeerOptimizer(LocalSGD):
         check_store(options, store)
         mates = None
         if isinstance(model, DistributedDataParallel):
-            ranks = torch.distributed.get_process_group_ranks(model.process_group)
+            ranks = ranks_of(model.process_group)
             model, mates = model.module, sharding.Mates("PeerOptimizer", ranks, TorchTensors(), UNUSABLE)
         names, pairs = trained(optimizer, model, None, True, "PeerOptimizer", LINE)
         self.inner = optimizer
         self._updates: Gradients = Gradients(options, optimizer, names, pairs, store, scheduler, mates)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's; a ``ManagedQuorum`` looks meanwhile who is there."""
+        super().zero_grad(set_to_none)
+        if self._updates.peers is not None:
+            self._updates.peers.prepare()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Exchanges the gradients, and steps with their mean, which they are afterwards; first the steps that the other

@@ -54,7 +54,7 @@ class Rendezvous:
 
     def __init__(self, kind: str, around: Group, limit: float | None = None) -> None:
         self._kind, self._around = kind, around
-        self._ranks = _ranks_of(around)
+        self._ranks = ranks_of(around)
         self._wait = Patience(self._nobody_came, limit).wait
         store = dist.distributed_c10d._get_default_store()  # PyTorch has no public call for it
         which = blake2b(f"{kind} {self._ranks}".encode(), digest_size=8).hexdigest()
@@ -77,7 +77,7 @@ class Rendezvous:
                 have come.
         """
         store = self._store
-        store.set(f"rank {dist.get_rank()}", _text(_ranks_of(partners)))
+        store.set(f"rank {dist.get_rank()}", _text(ranks_of(partners)))
 
         def decided() -> bool:
             return store.check(["decision"])
@@ -135,8 +135,21 @@ class Rendezvous:
         return []
 
 
-def _ranks_of(group: Group) -> list[int]:
-    return sorted(group if isinstance(group, Sequence) else dist.get_process_group_ranks(group))
+def ranks_of(group: Group) -> list[int]:
+    """The ranks of a group, in their order.
+
+    Raises:
+        TypeError: it is one of torchft, whose ranks change.
+    """
+    if isinstance(group, Sequence):
+        return sorted(group)
+    if any(kind.__module__.partition(".")[0] == "torchft" for kind in type(group).__mro__):
+        raise TypeError(
+            f"the process group is torchft's {type(group).__name__}, whose ranks come and go. With the bare model, "
+            "write PeerOptimizer(optimizer, model, config, store=ManagedQuorum(manager, process_group, peer=..., "
+            "peers=...)), or LocalSGD with this store; ManagedQuorum is in hvd_deepreduce.torch.torchft"
+        )
+    return sorted(dist.get_process_group_ranks(group))
 
 
 def _text(ranks: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.rendezvous import Rendezvous
+from hvd_deepreduce.torch.rendezvous import Rendezvous, ranks_of
 from hvd_deepreduce.torch.tensors import TorchTensors, own
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ def check_replicas(
                 "fully_shard was given a mesh of two dimensions, so FSDP itself sums gradients over the replicas, "
                 f"uncompressed. Give it the dimension of the shards alone. Write: {LINES[call]}"
             )
-    replicas, own = set(dist.get_process_group_ranks(group) if group else ()), dist.get_rank()
+    replicas, own = set(ranks_of(group) if group else ()), dist.get_rank()
     for name, one in shards.items():
         others = replicas & set(ranks({name: one})) - {own}
         if others:

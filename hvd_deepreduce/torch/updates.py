@@ -18,7 +18,7 @@ from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.local_exchanges import LocalExchanges
 from hvd_deepreduce.engine.local_options import Options
 from hvd_deepreduce.engine.local_sgd import not_exchanged
-from hvd_deepreduce.engine.peers import Peers
+from hvd_deepreduce.engine.peers import Peers, Quorum, QuorumPeers, StorePeers
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.exchange.statements import MismatchError
@@ -65,7 +65,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         outer: Outer | None,
         process_set: Any,
         process_group: dist.ProcessGroup | None,
-        store: SharedStore | None,
+        store: SharedStore | Quorum | None,
     ) -> None:
         self.tensors = tensors = list(pairs.values())
         self._mates: Mates | None = None
@@ -84,7 +84,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         if store is not None:
             collectives = store
             self.advice = "load the same checkpoint, or make the models with the same seed"
-            self._join(Peers(self, store))
+            self._join(QuorumPeers(self, store) if isinstance(store, Quorum) else StorePeers(self, store))
         elif process_group is None:
             collectives = _over_horovod(self._framework, process_set)
         else:
@@ -102,11 +102,12 @@ class Updates(LocalExchanges[torch.Tensor]):
         """Exchanges among peers, of which the ranks of this one send each its part."""
         self.peers = peers
         if self._mates is not None:
-            collectives = self._mates.collectives
-            self.ranks_of_peer, peers.store.part = collectives.size(), collectives.rank()
-            self.leads = peers.store.part == 0
-            with self.together():
-                peers.store.run = self.told(lambda: secrets.token_hex(8))
+            collectives, store = self._mates.collectives, peers.store
+            self.ranks_of_peer, self.leads = collectives.size(), collectives.rank() == 0
+            if isinstance(store, SharedStore):
+                store.part = collectives.rank()
+                with self.together():
+                    store.run = self.told(lambda: secrets.token_hex(8))
 
     def _default_outer(self, anchors: list[torch.Tensor]) -> torch.optim.Optimizer:
         local = self.local

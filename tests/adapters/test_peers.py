@@ -6,13 +6,13 @@ from __future__ import annotations
 import copy
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -25,6 +25,15 @@ from tests.selection import thorough
 
 PROGRAM = Path(__file__).parent / "peers_job.py"
 TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+
+
+def killed(process):
+    """As a machine that fails: no process of it, nor of its launcher, ends in order."""
+    with suppress(psutil.NoSuchProcess):
+        every = psutil.Process(process.pid)
+        for one in [every, *every.children(recursive=True)]:
+            one.kill()
+    process.wait()
 
 
 class Process:
@@ -41,10 +50,7 @@ class Process:
             )  # fmt: skip
 
     def kill(self):
-        """As a machine that fails: no process of it ends in order."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        killed(self.process)
 
     @property
     def lines(self):

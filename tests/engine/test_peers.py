@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.engine.peers import Peers
+from hvd_deepreduce.engine.peers import StorePeers
 from hvd_deepreduce.exchange.store import SharedStore
 from tests.engine.test_local import ALL, NumpyUpdates
 
@@ -20,7 +20,7 @@ class Peer(NumpyUpdates):
     def __init__(self, folder, peer, config=TOP, peers=3, keep=100, **local):
         store = SharedStore(folder, peer=peer, peers=peers, wait=0.0, keep=keep)
         super().__init__(store, [40, 8], config, **{"every": 1, **local})
-        self.peers = Peers(self, store)
+        self.peers = StorePeers(self, store)
         self.rng, self.done = np.random.default_rng(peer), np.zeros(48)
 
     def outer_step(self, fragment):

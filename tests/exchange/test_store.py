@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.exchange.store import Folder, Message, MissingError, ObjectStore, SharedStore
+from hvd_deepreduce.exchange.messages import Message
+from hvd_deepreduce.exchange.store import Folder, MissingError, ObjectStore, SharedStore
 from hvd_deepreduce.wire.standalone import ContainerError
 
 SAID = {"config": "a", "model": "b"}

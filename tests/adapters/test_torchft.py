@@ -1,0 +1,190 @@
+"""Replicas under torchft: one is killed, the others go on, and it comes back with their state."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.torch import LocalSGD, PeerOptimizer
+from hvd_deepreduce.torch.rendezvous import ranks_of
+from hvd_deepreduce.torch.torchft import ManagedQuorum
+from tests.adapters.test_peers import TORCHRUN, killed
+from tests.ranks import ROOT
+from tests.selection import thorough
+
+PROGRAM = Path(__file__).with_name("torchft_job.py")
+
+
+class Replicas:
+    """Of a job, each of one process or of ``ranks`` under torchrun."""
+
+    def __init__(self, ranks, folder):
+        from torchft.coordination import LighthouseServer
+
+        self.lighthouse = LighthouseServer(
+            bind="[::]:0", min_replicas=1, join_timeout_ms=1000, quorum_tick_ms=50, heartbeat_timeout_ms=2000
+        )
+        port = self.lighthouse.address().rpartition(":")[2]
+        self.launcher, self.folder = TORCHRUN if ranks == 2 else (), folder
+        self.env = {
+            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+            "TORCHFT_LIGHTHOUSE": f"http://localhost:{port}",
+        }  # fmt: skip
+        self.running = []
+
+    def start(self, peer):
+        with (self.folder / f"output{peer}").open("a") as out:
+            self.running.append(
+                subprocess.Popen(
+                    [sys.executable, *self.launcher, PROGRAM, self.folder, str(peer)], env=self.env, stdout=out,
+                    stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
+                )
+            )  # fmt: skip
+        return self.running[-1]
+
+    def lines(self, peer="*"):
+        found = []
+        for path in sorted(self.folder.glob(f"log{peer}.*")):
+            text = path.read_text()
+            found += [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return found
+
+    def wait(self, what, peer="*"):
+        """Until a line of a replica is so."""
+        end = time.monotonic() + 90
+        while not any(map(what, self.lines(peer))):
+            assert time.monotonic() < end, [path.read_text()[-2000:] for path in self.folder.glob("output*")]
+            time.sleep(0.1)
+
+
+@pytest.mark.launch
+@thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_replica_dies_and_comes_back(ranks, tmp_path):
+    job = Replicas(ranks, tmp_path)
+    try:
+        *_, third = (job.start(peer) for peer in range(3))
+        job.wait(lambda line: line["exchanges"] >= 4 and line["there"] == 3, 2)
+        killed(third)
+        died = max(line["exchanges"] for line in job.lines(2))
+        job.wait(lambda line: line["exchanges"] >= died + 4 and line["there"] == 2, 0)
+        alone = max(line["exchanges"] for line in job.lines(0))
+        job.start(2)
+        job.wait(lambda line: line["exchanges"] > alone and line["there"] == 3, 2)
+        last = max(line["step"] for line in job.lines()) + 4
+        (tmp_path / "end").write_text(str(last))
+        for one in job.running:
+            if one is not third:
+                assert one.wait(90) == 0, (tmp_path / "output0").read_text()[-3000:]
+    finally:
+        for one in job.running:
+            killed(one)
+        job.lighthouse.shutdown()
+    seen, ended = {}, 0
+    for line in job.lines():
+        ended += line["step"] == last
+        if line["exchanges"]:  # before, each has parameters of its own
+            seen.setdefault((line["exchanges"], line["rank"]), set()).add(line["shared"])
+    assert all(len(shared) == 1 for shared in seen.values()), "replicas differ after the same exchange"
+    assert ended >= 3 * ranks and len(seen) >= ranks * (alone + 4)
+    losses = [line["loss"] for line in job.lines(0)]
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+class Group:
+    """As a process group of torchft that has two ranks, of which the other one sends ``other``."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def size(self):
+        return 2
+
+    def allgather(self, found, given, options):
+        if given[0].dtype == torch.int64:
+            found[0][0].copy_(given[0])
+            found[0][1].copy_(torch.tensor([self.other[0], len(self.other[1])]))
+        else:
+            found[0][0].copy_(given[0])
+            found[0][1][: len(self.other[1])] = torch.tensor(list(self.other[1]), dtype=torch.uint8)
+        return self
+
+    def wait(self):
+        return True
+
+
+class Manager:
+    """As one of torchft: every quorum has both ranks; a step counts unless there was an error."""
+
+    def __init__(self):
+        self.error, self.commits, self.there = None, [], True
+
+    def start_quorum(self):
+        self.error = None
+
+    def wait_quorum(self):
+        pass
+
+    def errored(self):
+        return self.error
+
+    def report_error(self, error):
+        self.error = error
+
+    def is_participating(self):
+        return self.there
+
+    def should_commit(self):
+        self.commits.append(self.error is None)
+        return self.commits[-1]
+
+
+def quorum_of(other, peer=0):
+    return ManagedQuorum(Manager(), Group(other), peer=peer, peers=2)
+
+
+@pytest.mark.parametrize("other", [(1, b"no message"), (1, b""), (7, b"x"), (1, None)])
+def test_what_another_replica_sends_is_not_trusted(other):
+    """It does not count, or the step does not; the gradient stays in the residual then."""
+    if other[1] is None:
+        other = (1, type("Long", (bytes,), {"__len__": lambda self: 1 << 40})())
+    torch.manual_seed(0)
+    model, store = nn.Linear(6, 3), quorum_of(other)
+    config = {"sparsifier": {"name": "topk", "density": 0.5}, "value": "raw", "scope": "model"}
+    optimizer = PeerOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, config, store=store)
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    optimizer.zero_grad()
+    model(torch.ones(2, 6)).square().sum().backward()
+    gradient = nn.utils.parameters_to_vector(one.grad for one in model.parameters()).clone()
+    optimizer.step()
+    after = nn.utils.parameters_to_vector(model.parameters()).detach()
+    held = optimizer.state_dict()["local_sgd"]["compression"]["residuals"]
+    held = torch.cat([held[f"{name}"].reshape(-1) for name, _ in model.named_parameters()])
+    (committed,) = store.manager.commits
+    assert committed is (other[0] == 1 and len(other[1]) < 1 << 40)
+    torch.testing.assert_close((before - after) / 0.1 + held, gradient, rtol=1e-5, atol=1e-6)
+    assert torch.equal(before, after) is not committed
+
+
+def test_two_replicas_with_one_number():
+    model, store = nn.Linear(6, 3), quorum_of((0, b""))
+    optimizer = LocalSGD(torch.optim.SGD(model.parameters(), 0.1), model, "adamw_safe", every=1, store=store)
+    model(torch.ones(2, 6)).sum().backward()
+    with pytest.raises(MismatchError, match="go on without peer 0: 'two replicas have this number'"):
+        optimizer.step()
+
+
+def test_where_its_process_groups_do_not_fit_the_error_says_what_does():
+    managed = type("ManagedProcessGroup", (), {"__module__": "torchft.process_group"})()
+    with pytest.raises(TypeError, match="torchft's ManagedProcessGroup, whose ranks come and go.*ManagedQuorum"):
+        ranks_of(managed)
