@@ -336,6 +336,39 @@ def an_error_on_one_rank_is_an_error_on_all():
         job.optimizer.close()
 
 
+@case
+def replicas_that_do_not_begin_alike():
+    seed = dist.get_rank() // 2
+    job = Job(IN_MODEL, every=1, model=Network(seed=seed))
+    with pytest.raises(MismatchError, match="has other values than on rank 0"):
+        job.step(0)
+
+
+@case
+def what_cannot_work_is_an_error():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    replicas = mesh["replicate"].get_group()
+    sharded = fully_shard(nn.Linear(8, 8), mesh=mesh["shard"])
+
+    def made(model, group, given=None):
+        return LocalSGD(SGD(model.parameters()), given or model, LOSSY, process_group=group)
+
+    for given in (None, sharded.named_parameters()):
+        with pytest.raises(TypeError, match="weight is sharded, and LocalSGD exchanges.*Write: mesh = .*process_gr"):
+            made(sharded, None, given)
+    with pytest.raises(ValueError, match="ranks .* hold other shards of weight, .*: give LocalSGD the other dimension"):
+        made(sharded, dist.group.WORLD)
+    native = fully_shard(nn.Linear(8, 8), mesh=mesh)
+    with pytest.raises(TypeError, match="FSDP itself sums gradients over the replicas.*LocalSGD"):
+        made(native, replicas)
+    part = nn.Linear(8, 8)
+    ignored = fully_shard(nn.Sequential(part, nn.Linear(8, 8)), mesh=mesh["shard"], ignored_params={part.weight})
+    blocks = nn.Sequential(fully_shard(nn.Linear(8, 8), mesh=mesh["shard"]), nn.Linear(8, 8))  # and not the root
+    for given, name in ((ignored, "0.weight"), (blocks, "1.weight, 1.bias")):
+        with pytest.raises(ValueError, match=f"was not applied to {name}, or told to ignore them, so that neith"):
+            made(given, replicas)
+
+
 class Peer(Sharded):
     """A replica that reaches the others through a store alone: shards under LocalSGD or PeerOptimizer; or DDP."""
 
@@ -366,7 +399,11 @@ class Peer(Sharded):
 
 @case
 def peers_of_several_ranks():
-    """They exchange; one goes on alone, and the other one comes back; a rank that fails ends its own peer alone."""
+    """They exchange; one goes on alone, and the other one comes back; a rank that fails ends its own peer alone.
+
+    The last case: as PyTorch names groups by how many a rank has, jobs that were made by some of the ranks alone leave
+    them without common names for groups.
+    """
 
     def broken(*_, **__):
         raise ValueError("no ink")
@@ -409,39 +446,6 @@ def peers_of_several_ranks():
             job.run(14, 16)
         assert failing or job.caught_up() == (8 if kind == "local" else 16)
         job.optimizer.close()
-
-
-@case
-def replicas_that_do_not_begin_alike():
-    seed = dist.get_rank() // 2
-    job = Job(IN_MODEL, every=1, model=Network(seed=seed))
-    with pytest.raises(MismatchError, match="has other values than on rank 0"):
-        job.step(0)
-
-
-@case
-def what_cannot_work_is_an_error():
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    replicas = mesh["replicate"].get_group()
-    sharded = fully_shard(nn.Linear(8, 8), mesh=mesh["shard"])
-
-    def made(model, group, given=None):
-        return LocalSGD(SGD(model.parameters()), given or model, LOSSY, process_group=group)
-
-    for given in (None, sharded.named_parameters()):
-        with pytest.raises(TypeError, match="weight is sharded, and LocalSGD exchanges.*Write: mesh = .*process_gr"):
-            made(sharded, None, given)
-    with pytest.raises(ValueError, match="ranks .* hold other shards of weight, .*: give LocalSGD the other dimension"):
-        made(sharded, dist.group.WORLD)
-    native = fully_shard(nn.Linear(8, 8), mesh=mesh)
-    with pytest.raises(TypeError, match="FSDP itself sums gradients over the replicas.*LocalSGD"):
-        made(native, replicas)
-    part = nn.Linear(8, 8)
-    ignored = fully_shard(nn.Sequential(part, nn.Linear(8, 8)), mesh=mesh["shard"], ignored_params={part.weight})
-    blocks = nn.Sequential(fully_shard(nn.Linear(8, 8), mesh=mesh["shard"]), nn.Linear(8, 8))  # and not the root
-    for given, name in ((ignored, "0.weight"), (blocks, "1.weight, 1.bias")):
-        with pytest.raises(ValueError, match=f"was not applied to {name}, or told to ignore them, so that neith"):
-            made(given, replicas)
 
 
 if __name__ == "__main__":
