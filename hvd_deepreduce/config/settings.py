@@ -29,7 +29,7 @@ from hvd_deepreduce.config.error_feedback import Feedback, Residual
 from hvd_deepreduce.config.local_sgd import LocalSettings
 from hvd_deepreduce.config.resolving import ConfigError
 from hvd_deepreduce.config.schedule import DensitySchedule
-from hvd_deepreduce.exchange.settings import AllGather, ExchangeSettings
+from hvd_deepreduce.exchange.settings import AllGather, ExchangeSettings, ReduceScatter
 
 OVERRIDABLE = (
     "sparsifier", "density", "density_schedule", "index", "value", "joint", "error_feedback", "memory", "min_elements",
@@ -213,14 +213,16 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_memory(self) -> Config:
-        if self.memory.leaves_whole and (self.exchange != AllGather() or self.hierarchical is not False):
-            what = f"exchange is {self.exchange.name!r}"
-            if self.exchange == AllGather():
-                what = f"hierarchical is {self.hierarchical!r}"
+        selects_once = self.exchange in (AllGather(), ReduceScatter())
+        if self.memory.leaves_whole and not (selects_once and self.hierarchical is False):
+            what = f"hierarchical is {self.hierarchical!r}"
+            if not selects_once:
+                density = getattr(self.exchange, "density", None)
+                what = f"exchange is {self.exchange.name!r}{'' if density is None else f' with density {density}'}"
             raise ConfigError(
                 f"memory is {self.memory.name!r} and {what}, where ranks select from sums, while what is sent must "
-                "leave the momentum of the rank that sends it: set exchange to 'allgather' and hierarchical to False, "
-                "or memory to 'dgc'"
+                "leave the momentum of the rank that sends it: set exchange to 'allgather' or 'reduce_scatter' and "
+                "hierarchical to False, or memory to 'dgc'"
             )
         return self
 

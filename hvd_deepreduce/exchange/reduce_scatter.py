@@ -38,7 +38,7 @@ from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds
 from hvd_deepreduce.exchange.failures import FailureDeferring, error_in, told
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.exchange.short_slices import ShortSlices
-from hvd_deepreduce.ops import arrays, deferred, momentum, sections
+from hvd_deepreduce.ops import arrays, deferred, sections
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire.decoding import decode_part, decode_parts
@@ -112,7 +112,8 @@ class SlicedSum(FailureDeferring):
         self._bounds = equal_bounds(gradient.size, ranks)
         self._short = ShortSlices.of(pipeline.config, gradient.size, ranks, self.key.step, gradient.dtype.itemsize)
         corrected, selected = self._attempt((None, None), self._select)
-        if exchange.density is not None and ranks > 1 and gradient.size:
+        balances = exchange.density is not None or pipeline.config.memory.leaves_whole
+        if balances and ranks > 1 and gradient.size:
             chosen = None if selected is None else selected[0]
             indices = NOTHING.view(np.uint32) if chosen is None else arrays.to_host(chosen)
             self._bounds = yield from balanced_bounds(indices, gradient.size, rank, ranks, self._fail)
@@ -209,7 +210,9 @@ class SlicedSum(FailureDeferring):
     def _select(self) -> tuple[Floats | None, tuple[U32 | None, Floats] | None]:
         """The velocity's next state, and what to send (None: the gradient is not finite)."""
         pipeline = self.pipeline
-        corrected, gradient = pipeline.corrected(self.gradient, self.velocity, None, self.key.step, self.ranks)
+        corrected, gradient = pipeline.corrected(
+            self.gradient, self.velocity, self.residual, self.key.step, self.ranks
+        )
         parts, keys = self.parts, None
         if self._draws:
             parts, keys = list(pairwise(self._bounds)), self._keys()
@@ -274,7 +277,7 @@ class SlicedSum(FailureDeferring):
                 encoded[owner],
             )  # fmt: skip
             if self.velocity is not None and corrected is not None:
-                momentum.keep(self.velocity[begin:end], corrected[begin:end], support)
+                pipeline.keep_velocity(self.velocity[begin:end], corrected[begin:end], support)
         return messages
 
     # The sum of this rank's slice
@@ -311,7 +314,8 @@ class SlicedSum(FailureDeferring):
         key = self._keys(second=True)[rank]
         if any(_is_uncompressed(container) for container in containers):
             return pipeline.encode_uncompressed(total, key, 2), None
-        loss = None if self.keeps is None else arrays.zeros(numel, dtype, total)
+        kept = self.keeps is not None and not pipeline.config.memory.leaves_whole
+        loss = arrays.zeros(numel, dtype, total) if kept else None
         return pipeline.encode(total, loss, key, 2, sparsifier=self._second_sparsifier(numel)), loss
 
     def _second_sparsifier(self, numel: int) -> Sparsifier | None:

@@ -89,10 +89,7 @@ class Pipeline:
         def use(indices: U32 | None, values: Floats) -> U8:
             container, support = self.composed.encode(Source.dense(gradient, residual), indices, values, key)
             if velocity is not None and corrected is not None:
-                starts_again = support
-                if self.config.memory.leaves_whole:  # its mean square goes on, also of elements that are sent
-                    starts_again = arrays.empty(0, np.uint32, velocity)
-                momentum.keep(velocity, corrected, starts_again)
+                self.keep_velocity(velocity, corrected, support)
             return self._pack(container, version)
 
         try:
@@ -125,6 +122,16 @@ class Pipeline:
         if memory.clip is not None:
             scale = momentum.clip_scale(gradient, memory.clip / ranks**0.5, self.threads)
         return momentum.correct(velocity, gradient, memory.momentum, scale, memory.nesterov, self.threads)
+
+    def keep_velocity(self, velocity: Floats, corrected: Floats, support: U32 | None) -> None:
+        """``velocity`` becomes ``corrected``, of which the elements that were sent start again.
+
+        Args:
+            support: of what was sent; None: all elements.
+        """
+        if self.config.memory.leaves_whole:  # its mean square goes on, also of elements that are sent
+            support = arrays.empty(0, np.uint32, velocity)
+        momentum.keep(velocity, corrected, support)
 
     def encode_indices(
         self, lists: Sequence[U32], numels: Sequence[int], keys: Sequence[RngKey]

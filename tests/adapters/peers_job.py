@@ -1,16 +1,12 @@
 """A peer of test_peers.py: trains, writes a line after each step, and a checkpoint of each rank.
 
-python tests/adapters/peers_job.py FOLDER PEER STEPS PAUSE [STATE]
-torchrun --standalone --nproc-per-node 2 tests/adapters/peers_job.py FOLDER PEER STEPS PAUSE [STATE]
-
-One process trains with LocalSGD; two share the model by FSDP, and train with PeerOptimizer.
+One rank trains with LocalSGD; two share the model by FSDP, and train with PeerOptimizer.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +25,7 @@ from tests.adapters.common import LOSSY
 
 
 def main(folder: str, number: str, steps: str, pause: str, state: str | None = None) -> None:
-    peer, rank, ranks = int(number), int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    peer, rank, ranks = int(number), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if ranks > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -72,7 +68,3 @@ def main(folder: str, number: str, steps: str, pause: str, state: str | None = N
             print(json.dumps([done, " ".join(filter(None, said)) or mine, loss.item()]), flush=True)
     if ranks > 1:
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

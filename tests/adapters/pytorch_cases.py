@@ -97,24 +97,25 @@ def an_optimizer_that_loses_under_the_config_is_told_once():
 
 @case
 def sign_momentum_steps_as_a_simulation_of_all_ranks():
-    """Parameters, bit for bit, also of a resumed job; and no warning."""
+    """Parameters, bit for bit, also of a resumed job, by both exchanges; and no warning."""
     rate, decay = 0.125, 0.1
     first = {f"p{at}": np.linspace(-1, 1, size) for at, size in enumerate(votes_job.SIZES)}
 
-    def made(scope):
-        return on.given(first, votes_job.config(scope), make=lambda params, lr: SignMomentum(params, rate, decay))
+    def made(scope, exchange):
+        config = {**votes_job.config(scope), "exchange": exchange}
+        return on.given(first, config, make=lambda params, lr: SignMomentum(params, rate, decay))
 
-    for scope in votes_job.SCOPES:
-        job, values = made(scope), np.concatenate(list(first.values()))
+    for scope, exchange in (*((scope, "allgather") for scope in votes_job.SCOPES), ("bucket", "reduce_scatter")):
+        job, values = made(scope, exchange), np.concatenate(list(first.values()))
         with heard() as texts:
             for step, total in enumerate(votes_job.sums(scope, on.size())):
                 if step == 3:
-                    saved, job = job.saved(), made(scope)
+                    saved, job = job.saved(), made(scope, exchange)
                     job.load(saved)
                 job.reduced(votes_job.gradients(step, on.rank()))
                 job.apply()
                 values = values * (1 - rate * decay) - rate * np.sign(total)
-                assert np.array_equal(np.concatenate(job.values()), values), (scope, step)
+                assert np.array_equal(np.concatenate(job.values()), values), (scope, exchange, step)
         job.check_same()
         assert not texts
         job.close()

@@ -5,68 +5,36 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from hvd_deepreduce import ConfigError
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import LocalSGD
+from tests.adapters import forked, peers_job
 from tests.adapters.common import LOSSY
-from tests.ranks import ROOT
 from tests.selection import thorough
 
-PROGRAM = Path(__file__).parent / "peers_job.py"
-TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
 
+class Peer(forked.Job):
+    """``lines`` are those that it has written."""
 
-def killed(process):
-    """As a machine that fails: no process of it, nor of its launcher, ends in order."""
-    with suppress(psutil.NoSuchProcess):
-        every = psutil.Process(process.pid)
-        for one in [every, *every.children(recursive=True)]:
-            one.kill()
-    process.wait()
-
-
-class Process:
-    """A peer, of one process or of ``ranks`` under torchrun; ``lines`` are those that it has written."""
-
-    def __init__(self, ranks, folder, peer, steps, pause, state=None):
-        self.path = folder / f"log{peer}.{time.monotonic_ns()}"
-        launcher = TORCHRUN if ranks == 2 else ()
-        words = map(str, (PROGRAM, folder, peer, steps, pause, *([state] if state else [])))
-        with self.path.open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, *launcher, *words], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, start_new_session=True,
-            )  # fmt: skip
-
-    def kill(self):
-        killed(self.process)
+    def __init__(self, ranks, folder, peer, *rest):
+        super().__init__(peers_job.main, folder / f"log{peer}.{time.monotonic_ns()}", folder, peer, *rest, ranks=ranks)
 
     @property
     def lines(self):
-        text = self.path.read_text()
+        text = self.path.read_text() if self.path.exists() else ""
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith("[")]
 
     def reach(self, exchanges):
         """Waits until it has done so many."""
         end = time.monotonic() + 60
         while not self.lines or self.lines[-1][0] < exchanges:
-            assert self.process.poll() in (None, 0) and time.monotonic() < end, self.path.read_text()
+            assert not self.failed() and time.monotonic() < end, self.path.read_text()
             time.sleep(0.05)
-        return self
-
-    def ended(self):
-        assert self.process.wait(90) == 0, self.path.read_text()
         return self
 
 
@@ -76,14 +44,14 @@ class Process:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_peers_that_are_killed_slow_or_late_do_not_stop_the_others(ranks, tmp_path):
     of_peers = ((0, 60, 0.05), (1, 12, 0.3), (2, 60, 0.05))
-    every = [Process(ranks, tmp_path, *one) for one in of_peers]
+    every = [Peer(ranks, tmp_path, *one) for one in of_peers]
     steady, slow, killed = every
     try:
         killed.reach(4)
         killed.kill()
         steady.reach(8)
-        back = Process(ranks, tmp_path, 2, 20, 0.05, tmp_path / "state2")
-        late = Process(ranks, tmp_path, 3, 10, 0.05, tmp_path / "state0")
+        back = Peer(ranks, tmp_path, 2, 20, 0.05, tmp_path / "state2")
+        late = Peer(ranks, tmp_path, 3, 10, 0.05, tmp_path / "state0")
         every += [back, late]
         for one in (steady, back, late, slow):
             one.ended()

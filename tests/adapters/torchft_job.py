@@ -1,17 +1,13 @@
 """A replica of test_torchft.py: trains under a Manager of torchft, and writes a line after each step.
 
-python tests/adapters/torchft_job.py FOLDER PEER
-torchrun --standalone --nproc-per-node 2 tests/adapters/torchft_job.py FOLDER PEER
-
-One process trains with LocalSGD; two share the model by FSDP, and train with PeerOptimizer. TORCHFT_LIGHTHOUSE is the
-lighthouse's address. It ends after the manager's step whose number is in the file FOLDER/end.
+One rank trains with LocalSGD; two share the model by FSDP, and train with PeerOptimizer. TORCHFT_LIGHTHOUSE is the
+lighthouse's address. It ends after the manager's step whose number is in the file ``folder``/end.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from datetime import timedelta
 from hashlib import blake2b
@@ -32,16 +28,12 @@ from tests.adapters.common import LOSSY
 
 
 def main(folder: str, number: str) -> None:
-    peer, rank, ranks = int(number), int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    peer, rank, ranks = int(number), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(peer)  # a Manager begins with the parameters of one of them
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
-    where = {}
+    dist.init_process_group("gloo")
     if ranks > 1:
-        dist.init_process_group("gloo")
         fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
-    else:
-        server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        where = {"store_addr": "localhost", "store_port": server.port, "rank": 0, "world_size": 1}
 
     def load(state):
         with torch.no_grad():
@@ -55,7 +47,7 @@ def main(folder: str, number: str) -> None:
     group, seconds = ProcessGroupGloo(timeout=timedelta(seconds=5)), timedelta(seconds=20)
     manager = Manager(
         group, load, told, min_replica_size=1, replica_id=f"replica{peer}", timeout=seconds, quorum_timeout=seconds,
-        connect_timeout=seconds, hostname="localhost", **where,
+        connect_timeout=seconds, hostname="localhost",
     )  # fmt: skip
     store = ManagedQuorum(manager, group, peer=peer, peers=3)
     if ranks == 1:
@@ -85,7 +77,3 @@ def main(folder: str, number: str) -> None:
             file.write(json.dumps(line) + "\n")
     manager.shutdown(wait=False)
     os._exit(0)  # threads of a process group that was replaced may wait for ranks that have died
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -132,12 +132,16 @@ def test_sent_and_kept_is_what_came_with_any_codec(given, top):
 
 
 @pytest.mark.parametrize("sparsifier", [name for name in cases.SPARSIFIERS if name != "randomk"])
-@pytest.mark.parametrize("memory", ["residual", "dgc"])
+@pytest.mark.parametrize("memory", ["residual", "dgc", "scaled_momentum"])
 def test_without_rounding_it_is_the_sum_of_the_allgather(sparsifier, memory):
-    """Bit for bit, with the same residuals and velocities."""
-    if memory == "dgc" and cases.SPARSIFIERS[sparsifier].sends_all:
+    """Bit for bit, with the same residuals and velocities; of votes the direction."""
+    velocity = memory != "residual"
+    if velocity and cases.SPARSIFIERS[sparsifier].sends_all:
         return
     given = {**RAW, "sparsifier": cases.SPARSIFIERS[sparsifier], "memory": memory}
+    votes = memory == "scaled_momentum"
+    if votes:
+        given["value"] = {"name": "sign", "magnitude": "one"}
     ranks, numel = 4, 300
     sides = []
     for exchange in ("allgather", "reduce_scatter"):
@@ -147,17 +151,17 @@ def test_without_rounding_it_is_the_sum_of_the_allgather(sparsifier, memory):
         for step in range(3):
             gradients = [cases.random(numel, seed=10 * step + rank) for rank in range(ranks)]
             if exchange == "reduce_scatter":
-                out, _ = summed(config, gradients, residuals, velocities=velocities if memory == "dgc" else None)
+                out, _ = summed(config, gradients, residuals, velocities=velocities if velocity else None)
                 continue
             keys = [RngKey(3, 1, 7, rank) for rank in range(ranks)]
             packed = [
-                pipeline.encode(g, r, key, 2, v if memory == "dgc" else None, ranks)
+                pipeline.encode(g, r, key, 2, v if velocity else None, ranks)
                 for g, r, v, key in zip(gradients, residuals, velocities, keys, strict=True)
             ]
             out = np.empty(numel, np.float32)
             expected = pipeline.expected(numel, out.dtype, keys[0])
             pipeline.decode(frame.split(np.concatenate(packed), ranks, [expected])[0], out)
-        sides.append((out, *residuals, *velocities))
+        sides.append((np.sign(out) if votes else out, *residuals, *velocities))
     for one, other in zip(*sides, strict=True):
         np.testing.assert_array_equal(one, other)
 
