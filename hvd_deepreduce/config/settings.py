@@ -303,8 +303,11 @@ class Config(BaseModel):
         """The whole config of the tensors that each pattern of ``overrides`` matches first."""
         return self._variants
 
-    def for_gradients(self) -> Config:
+    def for_gradients(self, kind: str = "DeepReduce", instead: str = "hvd.DistributedOptimizer") -> Config:
         """This config, for a ``DeepReduce``.
+
+        Args:
+            kind, instead: the class that has it, and what LocalSGD takes the place of.
 
         Raises:
             ConfigError: it is for ``LocalSGD``.
@@ -312,8 +315,8 @@ class Config(BaseModel):
         if self.local is not None:
             raise ConfigError(
                 f"local is {{{resolving.inline(self.local.model_dump()).strip('{}')}}}: this config exchanges updates "
-                "of the parameters, and DeepReduce exchanges gradients. Use LocalSGD in place of "
-                "hvd.DistributedOptimizer, or another config, or local=None"
+                f"of the parameters, and {kind} exchanges gradients. Use LocalSGD in place of {instead}, or another "
+                "config, or local=None"
             )
         return self
 

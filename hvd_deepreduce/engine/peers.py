@@ -6,8 +6,9 @@ take the same outer steps in the same order, each with the mean of its members' 
 for bit. A peer that is not a member keeps its own progress: its parameters move as the anchor does, and its next update
 has all of it.
 
-A peer may have several ranks, which hold parts of one model or train it together. Rank 0 of them decides: it sends when
-all others have, and tells them whose messages count. What fails on one of them fails on all.
+A peer may have several ranks, which hold parts of one model or train it together. With files, rank 0 of them decides:
+it sends when all others have, and tells them whose messages count. In a quorum, each of them sees the same. What fails
+on one of them fails on all.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic
 
+import numpy as np
+
 from hvd_deepreduce import __version__
 from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.config import ConfigError
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.exchange.messages import Message, PeerCollectives, largest_group
@@ -29,6 +33,7 @@ from hvd_deepreduce.exchange.store import Members, MissingError, SharedStore
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import bundle
 from hvd_deepreduce.wire.quoting import quoted
+from hvd_deepreduce.wire.standalone import ContainerError
 
 if TYPE_CHECKING:
     from hvd_deepreduce.engine.local_exchanges import LocalExchanges
@@ -46,6 +51,18 @@ class Peers(ABC, Generic[G]):
 
     def __init__(self, local: LocalExchanges[G], store: PeerCollectives) -> None:
         self.local, self.store = local, store
+        self._checked: set[str] = set()
+
+    def check(self) -> None:
+        """
+        Raises:
+            RuntimeError: an outer step has failed here, and may be half applied.
+        """
+        if self.local.engine.failed:
+            raise RuntimeError(
+                f"a step of peer {self.store.peer} has failed, and its parameters may have a part of it: load a state "
+                "of this peer or of another one, and the model's, before the next step"
+            )
 
     def prepare(self) -> None:
         """Begins what an exchange needs, as soon as the last one has ended."""
@@ -57,11 +74,12 @@ class Peers(ABC, Generic[G]):
     def exchange(self, fragment: Fragment[G]) -> None:
         """Takes what the others have done meanwhile, and exchanges this peer's update."""
         local, engine = self.local, self.local.engine
+        self.check()
         local.check_parameters()
         engine.stats.begin_step()
+        fragment.due = local.clock + local.period(local.clock)  # before another peer may take this one's state
         self.prepare()
         self.catch_up(fragment)
-        fragment.due = local.clock + local.period(local.clock)
         updates = {n: local.update(n) for n in fragment.numbers}
         finite = not local.anywhere(not local.finite(updates.values()))
         if not finite:
@@ -93,7 +111,31 @@ class Peers(ABC, Generic[G]):
             if copies is not None:
                 engine.return_to(parameters, copies)
 
+        try:
+            self._check_nothing(fragment)
+        except ConfigError:
+            take_back()
+            raise
         return parts, take_back
+
+    def _check_nothing(self, fragment: Fragment[G]) -> None:
+        """
+        Raises:
+            ConfigError: an update of zeros, which takes the place of an absent peer's, is decoded to something else.
+        """
+        nothing = self._nothing(fragment)
+        for bucket in fragment.reducer.buckets:
+            if bucket.dense or bucket.name in self._checked:
+                continue
+            self._checked.add(bucket.name)
+            decoded, peers = np.ones(sum(bucket.sizes), bucket.dtype), self.store.peers
+            of_all = np.frombuffer(bytearray(nothing(bucket.name) * peers), np.uint8)
+            bundle.sum_into(decoded, of_all, peers, bucket.slices, 1.0)
+            if decoded.any():
+                raise ConfigError(
+                    "this config sends zeros as other values, so that a peer that is away would count: let the "
+                    "sparsifier leave elements out (topk, for instance), or choose another value codec"
+                )
 
     def _counted(self, fragment: Fragment[G], messages: Mapping[int, Message], names: Iterable[str]) -> None:
         """The outer step of an exchange in which this peer's update counts."""
@@ -109,6 +151,7 @@ class Peers(ABC, Generic[G]):
         digests = {
             "config": local.engine.config.shared(), "model": model, "outer optimizer": local.about_outer(),
             "parameters at the last exchange": local.digests(fragment), "number of ranks": local.ranks_of_peer,
+            "exchange": (local.fragments.index(fragment), fragment.outer_steps),
         }  # fmt: skip
         said = {name: blake2b(repr(one).encode(), digest_size=16).hexdigest() for name, one in digests.items()}
         return {"release": __version__, "number of peers": str(self.store.peers), **said}
@@ -129,7 +172,19 @@ class Peers(ABC, Generic[G]):
         nothing: Callable[[str], bytes],
     ) -> None:
         """The outer step of an exchange, of which the tickets have been started. The last arguments are those of
-        ``PeerCollectives.show``."""
+        ``PeerCollectives.show``.
+
+        Raises:
+            ContainerError: a message lacks a part, or has one of another length, or that cannot be decoded.
+        """
+        for bucket in fragment.reducer.buckets if fragment.tickets else ():
+            size = sum(bucket.sizes) * bucket.dtype.itemsize
+            for peer, one in messages.items() if bucket.dense else ():
+                found = len(one.parts.get(bucket.name, b""))
+                if found != size:
+                    raise ContainerError(
+                        f"the message of peer {peer} has {found} bytes of {bucket.name}, which has {size} bytes"
+                    )
         self.store.show({peer: one.parts for peer, one in messages.items()}, nothing, names)
         fragment.updates = self._finish(fragment, 1 / len(messages))
         with self.local.engine.receiving():
@@ -307,8 +362,17 @@ class Quorum(PeerCollectives, ABC):
         """Of all ranks, what each gives here, by peer, or what is wrong with it; empty after an error."""
 
     @abstractmethod
-    def commit(self) -> bool:
-        """Whether the exchange counts. A state that this peer has to take is loaded in this call."""
+    def commit(self, failure: Exception | None) -> bool:
+        """Whether the exchange counts, here; on other peers it may count nevertheless. A state that this peer has to
+        take is loaded in this call.
+
+        Args:
+            failure: why it cannot count.
+        """
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """After an error, in place of ``commit``."""
 
 
 class QuorumPeers(Peers[G]):
@@ -316,33 +380,58 @@ class QuorumPeers(Peers[G]):
 
     store: Quorum
 
+    def __init__(self, local: LocalExchanges[G], store: Quorum) -> None:
+        super().__init__(local, store)
+        self._sent: dict[int, int] = {}
+        """By fragment, the number of an exchange in which this peer's update was taken back after others may have
+        received it."""
+
     def prepare(self) -> None:
         self.store.begin()
 
     def catch_up(self, fragment: Fragment[G]) -> None:
         """A peer that was away takes the others' state in ``Quorum.commit``."""
 
+    def adopted(self, state: Any) -> tuple[Any, bool]:
+        """As of ``Peers``. If the others have counted what this peer has taken back, its residual goes."""
+        state, others = super().adopted(state)
+        done = state.get("outer_steps") if isinstance(state, Mapping) else None
+        if others and isinstance(done, list):
+            if any(number < len(done) and done[number] > sent for number, sent in self._sent.items()):
+                state = {**state, "compression": {**state["compression"], "residuals": {}}}
+        return state, others
+
     def _exchange(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
-        quorum = self.store
+        try:
+            self._exchange_in_quorum(fragment, updates)
+        except BaseException:
+            self.store.abandon()
+            raise
+
+    def _exchange_in_quorum(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
+        quorum, number = self.store, self.local.fragments.index(fragment)
         parts: dict[str, bytes] = {}
         said: dict[str, str] = {}
         take_back: Callable[[], None] | None = None
         if updates is not None and quorum.takes_part():
             said = self._said(fragment)
             parts, take_back = self._encode(fragment, updates)
+            self._sent[number] = fragment.outer_steps
         try:
             every = quorum.messages(Message(said, parts))
             absent = [peer for peer, one in every.items() if isinstance(one, Message) and not one.said]
             messages, refused = largest_group({peer: one for peer, one in every.items() if peer not in absent})
+            failure = None
             if quorum.peer in refused:
-                raise MismatchError(
-                    f"the other peers go on without peer {quorum.peer}: {quoted(refused[quorum.peer])}"
-                )
+                reason = quoted(refused[quorum.peer])
+                failure = MismatchError(f"the other peers go on without peer {quorum.peer}: {reason}")
             counts = quorum.peer in messages and take_back is not None
             if take_back is not None and not counts:  # before this peer takes the others' state
                 take_back()
                 take_back = None
-            commits = quorum.commit() and bool(messages)
+            commits = quorum.commit(failure) and bool(messages)
+            if failure is not None:
+                raise failure
             if counts and commits:
                 take_back = None
         finally:
@@ -350,7 +439,9 @@ class QuorumPeers(Peers[G]):
                 take_back()
         if not commits:
             _log.warning("peer %d has left the exchange after step %d out", quorum.peer, self.local.clock)
-        elif counts:
+            return
+        self._sent.pop(number, None)
+        if counts:
             self._counted(fragment, messages, parts)
         else:
             self._replay(fragment, messages)

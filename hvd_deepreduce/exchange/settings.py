@@ -137,12 +137,14 @@ class ReduceScatter(ExchangeSettings):
     """Each rank sums one slice of the vector and encodes the sum again, by Horovod's alltoall and allgather. Any codec,
     with MPI or Gloo.
 
-    What the second encoding loses stays in the residual of the rank that sums the slice.
+    What the second encoding loses stays in the residual of the rank that sums the slice; under the memory
+    ``scaled_momentum`` it is lost.
 
     Attributes:
         density: of the sum, in (0, 1]: the elements of largest magnitude of each slice are sent, as many of each slice
             as of any other. The slices are chosen so that all ranks receive about as many elements, whatever the ranks
-            keep. None: every element of the sum that is not 0 is sent, and the slices are equally long.
+            keep. None: every element of the sum that is not 0 is sent, and the slices are equally long; under the
+            memory ``scaled_momentum`` they are balanced, too.
     """
 
     name = "reduce_scatter"

@@ -151,7 +151,7 @@ Members = dict[int, str]
 
 
 class SharedStore(PeerCollectives):
-    """Exchanges of ``LocalSGD`` through files, among peers of which some may be late or away.
+    """Exchanges of ``LocalSGD`` and ``PeerOptimizer`` through files, among peers of which some may be late or away.
 
     Args:
         place: a folder that all peers see; the URL of an object store, such as ``s3://bucket/job``, for which fsspec

@@ -280,6 +280,11 @@ def check_store(given: Options, store: object) -> None:
     ):  # fmt: skip
         if value != allowed:
             raise ConfigError(f"{what} is {value!r}, and with a store it can only be {allowed!r}: leave it out")
+    if isinstance(store, Quorum) and local.fragments > 1:
+        raise ConfigError(
+            f"fragments is {local.fragments}, and under torchft it can only be 1, since a replica that comes back "
+            "takes the others' state in one exchange: leave it out"
+        )
 
 
 def trained(

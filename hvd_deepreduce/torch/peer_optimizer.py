@@ -86,11 +86,12 @@ class Gradients(Updates):
     def outer_step(self, fragment: Fragment[torch.Tensor]) -> None:
         for number, mean in fragment.updates.items():
             tensor = self.tensors[number]
-            tensor.grad = None
             if isinstance(tensor, DTensor):
                 sharding.write(tensor, mean)
-            else:
-                tensor.grad = mean.view_as(tensor).to(tensor.dtype)
+            elif tensor.grad is None or tensor.grad.layout != torch.strided:
+                tensor.grad = mean.to(tensor.dtype, copy=True).view_as(tensor)
+            else:  # DDP may have its own view of it
+                tensor.grad.copy_(mean.view_as(tensor))
         self._inner.step()
         if self._scheduler is not None:
             self._scheduler.step()
@@ -152,7 +153,7 @@ class PeerOptimizer(LocalSGD):
         >>> optimizer = PeerOptimizer(SignMomentum(model.parameters(), 0.008), model, "sign_momentum", store=store)
     """
 
-    _step_supports_amp_scaling = False  # GradScaler then leaves out steps with infinite gradients by itself
+    _step_supports_amp_scaling = True  # GradScaler would leave steps out, for which the others wait
 
     def __init__(
         self,
@@ -169,7 +170,12 @@ class PeerOptimizer(LocalSGD):
                 f"the first argument of PeerOptimizer is {type(optimizer).__name__}, but it must be an optimizer. "
                 f"Write: {LINE}"
             )
-        loaded = Config.load(config, **settings)
+        loaded = Config.load(config, **settings).for_gradients("PeerOptimizer", "PeerOptimizer")
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise TypeError(
+                "scheduler is a ReduceLROnPlateau, which needs a loss in each step, and peers have losses of their "
+                "own: use a scheduler that goes by the steps"
+            )
         options = Options(loaded, 1, None, LocalSettings(every=1, decay=1.0))
         check_store(options, store)
         mates = None
@@ -202,6 +208,7 @@ class PeerOptimizer(LocalSGD):
                 loss = closure()
         updates = self._updates
         if self._takes_part("step"):
+            self._unscale()
             updates.given = [_gradient(one) for one in updates.tensors]
             try:
                 updates.step()
@@ -209,16 +216,28 @@ class PeerOptimizer(LocalSGD):
                 updates.given = []
         return loss
 
+    def _unscale(self) -> None:
+        """What GradScaler leaves to the optimizer. Infinite gradients stay so, and are left out as any."""
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            gradients = [own(one.grad) for one in self._updates.tensors if one.grad is not None]
+            torch._foreach_div_(gradients, float(scale))
+
     def sync(self) -> None:
-        """Takes the steps that the other peers have taken meanwhile, as before an evaluation."""
+        """Takes the steps that the other peers have taken meanwhile, as before an evaluation. Under torchft there are
+        none."""
         updates = self._updates
         if self._takes_part("sync") and updates.peers is not None:
+            updates.peers.check()
             with updates.together():
                 updates.peers.catch_up(updates.fragments[0])
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """Its gradient, or this rank's part of it; zeros if there is none."""
+    """A copy of its gradient, or of this rank's part of it, as the bucket takes its memory; zeros if there is none."""
     if isinstance(tensor, DTensor):
-        return sharding.gradient(tensor)
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        return sharding.gradient(tensor).clone()
+    if tensor.grad is None:
+        return torch.zeros_like(tensor)
+    dense = tensor.grad.layout == torch.strided
+    return tensor.grad.detach().clone() if dense else tensor.grad.detach().to_dense()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from hvd_deepreduce.engine.peers import Quorum
 from hvd_deepreduce.exchange.messages import Message
 
+_log = logging.getLogger("hvd_deepreduce")
 MAX_BYTES = 1 << 33
 """Of a message: a larger one is taken as broken."""
 
@@ -62,24 +64,33 @@ class ManagedQuorum(Quorum):
         try:
             return self._all(message)
         except Exception as error:  # whatever the process group's kind raises: the step does not count then
+            _log.warning("peer %d could not gather the replicas' messages: %s", self.peer, error)
             self.manager.report_error(error)
             return {}
 
     def _all(self, own: Message) -> dict[int, Message | str]:
         packed = bytearray(own.pack())
         sizes = [one.tolist() for one in self._allgather(torch.tensor([self.peer, len(packed)]))]
-        if not all(0 <= peer < self.peers and 0 <= size <= MAX_BYTES for peer, size in sizes):
-            raise RuntimeError(f"replicas have a number below {self.peers} and at most {MAX_BYTES} bytes: {sizes}")
-        padded = torch.zeros(max(size for _, size in sizes), dtype=torch.uint8)
-        padded[: len(packed)] = torch.frombuffer(packed, dtype=torch.uint8)
+        right = [size for _, size in sizes if 0 <= size <= MAX_BYTES]
+        padded = torch.zeros(max(right, default=0), dtype=torch.uint8)
+        if len(packed) <= padded.numel():
+            padded[: len(packed)] = torch.frombuffer(packed, dtype=torch.uint8)
         found: dict[int, Message | str] = {}
         for (peer, size), one in zip(sizes, self._allgather(padded), strict=True):
-            try:
-                message: Message | str = Message.unpack(one[:size].numpy().tobytes())
-            except ValueError as error:
-                message = str(error)
-            found[peer] = "two replicas have this number" if peer in found else message
+            found[peer] = "two replicas have this number" if peer in found else self._unpacked(peer, size, one)
         return found
+
+    def _unpacked(self, peer: int, size: int, data: torch.Tensor) -> Message | str:
+        """One of another number of peers is a message: whose number is right, most of them decide."""
+        if not 0 <= size <= data.numel():
+            return f"its message has {size} bytes, and at most {MAX_BYTES} are allowed"
+        try:
+            message = Message.unpack(data[:size].numpy().tobytes())
+        except ValueError as error:
+            return str(error)
+        if message.said.get("number of peers") == str(self.peers) and not 0 <= peer < self.peers:
+            return f"its number is {peer}, and there are {self.peers} peers"
+        return message
 
     def _allgather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Of all ranks of the quorum, on the host."""
@@ -88,6 +99,11 @@ class ManagedQuorum(Quorum):
         self.group.allgather([found], [tensor], AllgatherOptions()).wait()
         return [one.cpu() for one in found]
 
-    def commit(self) -> bool:
+    def commit(self, failure: Exception | None) -> bool:
+        if failure is not None:
+            self.manager.report_error(failure)
         self._begun = False
         return bool(self.manager.should_commit())
+
+    def abandon(self) -> None:
+        self._begun = False

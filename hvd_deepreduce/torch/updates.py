@@ -319,9 +319,15 @@ class Updates(LocalExchanges[torch.Tensor]):
         return restore
 
 
-def numbers(settings: Mapping[str, Any]) -> dict[str, float]:
+def numbers(settings: Mapping[str, Any]) -> dict[str, list[float]]:
     """Those of an optimizer's settings; not those that are off, as PyTorch adds some when a state is loaded."""
-    return {key: one for key, one in settings.items() if isinstance(one, int | float) and one is not False}
+    found = {}
+    for key, one in settings.items():
+        given = one.tolist() if isinstance(one, torch.Tensor) else one
+        each = list(given) if isinstance(given, tuple | list) else [given]  # betas, for instance
+        if all(isinstance(number, int | float) for number in each) and given is not False:
+            found[key] = each
+    return found
 
 
 def _over_horovod(framework: TorchTensors, process_set: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from hvd_deepreduce import ConfigError
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import LocalSGD, PeerOptimizer, SignMomentum
+from hvd_deepreduce.torch.torchft import ManagedQuorum
 
 TOP = {"sparsifier": {"name": "topk", "density": 0.1}, "value": {"name": "qsgd", "bits": 4}, "scope": "model"}
 ALL = {"sparsifier": "none", "value": "raw"}
@@ -175,6 +177,7 @@ def test_what_cannot_be_used_is_refused(tmp_path):
         return PeerOptimizer(optimizer, trained, config, **{"store": store, **settings})
 
     local = LocalSGD(inner, model, "adamw_safe", store=store)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(inner)
     for arguments, error, message in (
         ({"optimizer": model}, TypeError, "first argument of PeerOptimizer is Linear.*Write: opt.* = PeerO"),
         ({"optimizer": local}, TypeError, "first argument of PeerOptimizer is LocalSGD"),
@@ -184,6 +187,9 @@ def test_what_cannot_be_used_is_refused(tmp_path):
         ({"mode": "auto"}, ConfigError, "mode is 'auto', and with a store it can only be 'always'"),
         ({"exchange": "reduce_scatter"}, ConfigError, "with a store it can only be 'allgather'"),
         ({"densities": 0.1}, ConfigError, "densities"),
+        ({"config": "adamw_safe"}, ConfigError, "PeerOptimizer exchanges gradients"),
+        ({"scheduler": plateau}, TypeError, "ReduceLROnPlateau, which needs a loss"),
+        ({"store": ManagedQuorum(None, None, peer=0, peers=2), "exchange": "reduce_scatter"}, ConfigError, "only be"),
     ):
         with pytest.raises(error, match=message):
             made(**arguments)
@@ -200,3 +206,78 @@ def test_what_cannot_be_used_is_refused(tmp_path):
     inner.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
     with pytest.raises(RuntimeError, match="given to the optimizer, after PeerOptimizer was made"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("aliased", [False, True])
+def test_gradients_keep_their_memory_and_are_this_peers_own(aliased, tmp_path):
+    """DDP may have views of them; and a user may keep them from step to step, as with ``set_to_none=False``."""
+    model, other = nn.Linear(150, 150, bias=False), nn.Linear(150, 150, bias=False)
+    other.load_state_dict(model.state_dict())
+    made = []
+    for peer, one in enumerate((model, other)):
+        store = SharedStore(tmp_path, peer=peer, peers=2, wait=0.0)
+        made.append(PeerOptimizer(torch.optim.SGD(one.parameters(), 1.0), one, ALL, store=store))
+    start = model.weight.detach().clone()
+    model.weight.grad = torch.full_like(model.weight, 1.0)
+    memory = model.weight.grad.data_ptr()
+    made[0].step()
+    assert model.weight.grad.data_ptr() == memory
+    other.weight.grad = torch.full_like(model.weight, 5.0)
+    made[1].step()  # the first peer misses this one
+    if aliased:
+        model.weight.grad.zero_()
+        model.weight.grad += 1.0
+    else:
+        model.weight.grad = torch.full_like(model.weight, 1.0)
+    made[0].step()
+    made[1].sync()
+    torch.testing.assert_close(start - model.weight, torch.full_like(start, 1.0 + 5.0 + 1.0))
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_after_a_step_that_failed_halfway_a_state_must_be_loaded(tmp_path):
+    first, other = (Peer(tmp_path, peer, sgd, TOP) for peer in range(2))
+    first.train(2), other.optimizer.sync()
+    saved, scheduler = first.states(), first.optimizer._updates._scheduler
+    step, scheduler.step = scheduler.step, lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        first.train()
+    scheduler.step = step
+    for call in (first.optimizer.sync, first.train):
+        with pytest.raises(RuntimeError, match="a step of peer 0 has failed, .* load a state"):
+            call()
+    first.load(saved).train()
+    other.optimizer.sync()
+    assert torch.equal(first.flat(), other.flat()) and other.optimizer._updates.fragments[0].outer_steps == 4
+
+
+def test_scaled_gradients(tmp_path):
+    """Of GradScaler: they are those without it."""
+    plain, scaled = (Peer(tmp_path / name, 0, sgd, ALL, peers=1) for name in ("plain", "scaled"))
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for _ in range(3):
+        plain.train()
+        scaled.gradients()
+        scale = float(scaler.scale(torch.ones(())))
+        for one in scaled.model.parameters():
+            one.grad *= scale
+        scaler.step(scaled.optimizer)
+        scaler.update()
+    torch.testing.assert_close(plain.flat(), scaled.flat())
+
+
+def test_settings_of_an_optimizer_that_are_tuples_or_tensors_are_compared(tmp_path):
+    first = Peer(tmp_path, 0, adamw, ALL)
+    first.train()
+    for settings in ({"lr": 0.01, "betas": (0.9, 0.9)}, {"lr": torch.tensor(0.02)}):
+        other = Peer(tmp_path, 1, partial(torch.optim.AdamW, **settings), ALL)
+        with pytest.raises(RuntimeError, match="another outer optimizer"):
+            other.train()
+
+
+def test_a_codec_that_makes_something_of_zeros_is_refused(tmp_path):
+    """A peer that is away would vote."""
+    votes = {"name": "sign", "magnitude": "one"}
+    one = Peer(tmp_path, 0, sgd, {"sparsifier": "none", "value": votes, "error_feedback": False})
+    with pytest.raises(ConfigError, match="this config sends zeros as other values"):
+        one.train()

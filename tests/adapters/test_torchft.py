@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torchft.coordination import LighthouseServer
 
+from hvd_deepreduce.config import ConfigError
 from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.exchange.messages import Message
 from hvd_deepreduce.torch import LocalSGD, PeerOptimizer
 from hvd_deepreduce.torch.rendezvous import ranks_of
 from hvd_deepreduce.torch.torchft import ManagedQuorum
@@ -98,10 +100,12 @@ class Group:
     def allgather(self, found, given, options):
         if given[0].dtype == torch.int64:
             found[0][0].copy_(given[0])
-            found[0][1].copy_(torch.tensor([self.other[0], len(self.other[1])]))
+            told = self.other[2] if len(self.other) > 2 else len(self.other[1])
+            found[0][1].copy_(torch.tensor([self.other[0], told]))
         else:
             found[0][0].copy_(given[0])
-            found[0][1][: len(self.other[1])] = torch.tensor(list(self.other[1]), dtype=torch.uint8)
+            data = torch.tensor(list(self.other[1]), dtype=torch.uint8)
+            found[0][1][: data.numel()] = data
         return self
 
     def wait(self):
@@ -112,7 +116,7 @@ class Manager:
     """As one of torchft: every quorum has both ranks; a step counts unless there was an error."""
 
     def __init__(self):
-        self.error, self.commits, self.there = None, [], True
+        self.error, self.commits, self.there, self.commits_at_all = None, [], True, True
 
     def start_quorum(self):
         self.error = None
@@ -130,7 +134,7 @@ class Manager:
         return self.there
 
     def should_commit(self):
-        self.commits.append(self.error is None)
+        self.commits.append(self.error is None and self.commits_at_all)
         return self.commits[-1]
 
 
@@ -138,13 +142,17 @@ def quorum_of(other, peer=0):
     return ManagedQuorum(Manager(), Group(other), peer=peer, peers=2)
 
 
-@pytest.mark.parametrize("other", [(1, b"no message"), (1, b""), (7, b"x"), (1, None)])
-def test_what_another_replica_sends_is_not_trusted(other):
-    """It does not count, or the step does not; the gradient stays in the residual then."""
-    if other[1] is None:
-        other = (1, type("Long", (bytes,), {"__len__": lambda self: 1 << 40})())
+OF_EIGHT = Message({"number of peers": "8"}, {}).pack()
+OTHERS = [(1, b"no message"), (1, b""), (7, b"x"), (1, b"", 1 << 40), (1, b"", -1), (5, OF_EIGHT)]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("other", OTHERS, ids=range(len(OTHERS)))
+def test_what_another_replica_sends_is_not_trusted(other, commits):
+    """It does not count. If the step does not count here, the gradient stays in the residual."""
     torch.manual_seed(0)
     model, store = nn.Linear(6, 3), quorum_of(other)
+    store.manager.commits_at_all = commits
     config = {"sparsifier": {"name": "topk", "density": 0.5}, "value": "raw", "scope": "model"}
     optimizer = PeerOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, config, store=store)
     before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
@@ -156,7 +164,7 @@ def test_what_another_replica_sends_is_not_trusted(other):
     held = optimizer.state_dict()["local_sgd"]["compression"]["residuals"]
     held = torch.cat([held[f"{name}"].reshape(-1) for name, _ in model.named_parameters()])
     (committed,) = store.manager.commits
-    assert committed is (other[0] == 1 and len(other[1]) < 1 << 40)
+    assert committed is commits
     torch.testing.assert_close((before - after) / 0.1 + held, gradient, rtol=1e-5, atol=1e-6)
     assert torch.equal(before, after) is not committed
 
@@ -167,6 +175,39 @@ def test_two_replicas_with_one_number():
     model(torch.ones(2, 6)).sum().backward()
     with pytest.raises(MismatchError, match="go on without peer 0: 'two replicas have this number'"):
         optimizer.step()
+    assert store.manager.commits == [False] and not store._begun, "the other ranks of this replica are told"
+
+
+def test_fragments_are_refused():
+    """A state that a replica takes has all of them."""
+    model = nn.Linear(6, 3)
+    with pytest.raises(ConfigError, match="fragments is 2, and under torchft it can only be 1"):
+        LocalSGD(
+            torch.optim.SGD(model.parameters(), 0.1), model, "adamw_safe", every=2, fragments=2,
+            store=quorum_of((1, b"")),
+        )  # fmt: skip
+
+
+def test_what_others_have_counted_and_this_replica_has_taken_back_is_not_sent_again():
+    """``should_commit`` may differ. The other replica's state has this one's gradient then."""
+    model, store = nn.Linear(6, 3), quorum_of((1, b""))
+    config = {"sparsifier": {"name": "topk", "density": 0.5}, "value": "raw", "scope": "model"}
+
+    def optimizer_of(model, store):
+        return PeerOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, config, store=store)
+
+    here, there = optimizer_of(model, store), optimizer_of(nn.Linear(6, 3), quorum_of((0, b""), peer=1))
+    for commits, healed, kept in ((False, 0, True), (False, 1, False)):
+        here.zero_grad()
+        model(torch.ones(2, 6)).square().sum().backward()
+        store.manager.commits_at_all = commits
+        here.step()
+        assert here.state_dict()["local_sgd"]["compression"]["residuals"]
+        state = there.state_dict()
+        state["local_sgd"]["outer_steps"] = [healed]
+        here.load_state_dict(state)
+        held = here.state_dict()["local_sgd"]["compression"]["residuals"]
+        assert bool(held) is kept
 
 
 def test_where_its_process_groups_do_not_fit_the_error_says_what_does():

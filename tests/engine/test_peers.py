@@ -8,6 +8,7 @@ import pytest
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.engine.peers import StorePeers
 from hvd_deepreduce.exchange.store import SharedStore
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests.engine.test_local import ALL, NumpyUpdates
 
 TOP = {"sparsifier": {"name": "topk", "density": 0.25}, "value": {"name": "qsgd", "bits": 4}, "scope": "model"}
@@ -191,3 +192,24 @@ def test_a_peer_with_nan_goes_back_to_the_anchor_alone(tmp_path):
     assert peers[0].fragments[0].outer_steps == 1
     peers[1].train()
     assert peers[1].fragments[0].outer_steps == 2
+
+
+@pytest.mark.parametrize("change", [-4, 4, 160, -32])
+def test_parts_of_another_length_are_an_error(change, tmp_path):
+    """Of what is sent as it is: the small tensor."""
+    peers = [Peer(tmp_path, peer, IN_TENSORS) for peer in range(2)]
+    send = peers[1].peers.store.send
+
+    def altered(place, message):
+        parts = {
+            name: (part[:change] if change < 0 else part + bytes(change)) if len(part) == 32 else part
+            for name, part in message.parts.items()
+        }
+        assert parts != message.parts
+        return send(place, message._replace(parts=parts))
+
+    peers[1].peers.store.send = altered
+    for peer in (1, 0):
+        with pytest.raises(ContainerError, match=f"message of peer 1 has {32 + change} bytes of .*, which has 32"):
+            peers[peer].train()
+    assert not peers[0].anchor().any()
