@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import numpy as np
 
 from hvd_deepreduce import __version__
-from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.codecs.interfaces import Floats, RngKey
 from hvd_deepreduce.config import ConfigError
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.tensors import G
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from hvd_deepreduce.engine.local_exchanges import LocalExchanges
 
 _log = logging.getLogger("hvd_deepreduce")
+_SOME = 64
+"""Zeros that are encoded to see whether they stay so."""
 
 
 class Peers(ABC, Generic[G]):
@@ -123,19 +125,20 @@ class Peers(ABC, Generic[G]):
         Raises:
             ConfigError: an update of zeros, which takes the place of an absent peer's, is decoded to something else.
         """
-        nothing = self._nothing(fragment)
         for bucket in fragment.reducer.buckets:
             if bucket.dense or bucket.name in self._checked:
                 continue
+            for pipeline, *_ in bucket.slices:
+                zeros, decoded = np.zeros(_SOME, bucket.dtype), np.ones(_SOME, bucket.dtype)
+                key = RngKey(0, 0xFFFFFFFF, 0)  # of no parameter
+                packed = pipeline.encode(zeros, None, key, 2)
+                pipeline.decode(pipeline.unpack(packed, 1, _SOME, bucket.dtype, key), decoded)
+                if decoded.any():
+                    raise ConfigError(
+                        "this config sends zeros as other values, so that a peer that is away would count: let the "
+                        "sparsifier leave elements out (topk, for instance), or choose another value codec"
+                    )
             self._checked.add(bucket.name)
-            decoded, peers = np.ones(sum(bucket.sizes), bucket.dtype), self.store.peers
-            of_all = np.frombuffer(bytearray(nothing(bucket.name) * peers), np.uint8)
-            bundle.sum_into(decoded, of_all, peers, bucket.slices, 1.0)
-            if decoded.any():
-                raise ConfigError(
-                    "this config sends zeros as other values, so that a peer that is away would count: let the "
-                    "sparsifier leave elements out (topk, for instance), or choose another value codec"
-                )
 
     def _counted(self, fragment: Fragment[G], messages: Mapping[int, Message], names: Iterable[str]) -> None:
         """The outer step of an exchange in which this peer's update counts."""
