@@ -35,14 +35,16 @@ def main(folder: str, number: str) -> None:
     if ranks > 1:
         fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
 
+    parameters = list(model.parameters())  # torchft asks during a forward pass, in which FSDP has others
+
     def load(state):
         with torch.no_grad():
-            for one, values in zip(model.parameters(), state["model"], strict=True):
+            for one, values in zip(parameters, state["model"], strict=True):
                 own(one).copy_(values)
         optimizer.load_state_dict(state["optimizer"])
 
     def told():
-        return {"model": [own(one).detach().clone() for one in model.parameters()], "optimizer": optimizer.state_dict()}
+        return {"model": [own(one).detach().clone() for one in parameters], "optimizer": optimizer.state_dict()}
 
     group, seconds = ProcessGroupGloo(timeout=timedelta(seconds=5)), timedelta(seconds=20)
     manager = Manager(
@@ -67,7 +69,7 @@ def main(folder: str, number: str) -> None:
         loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
         loss.backward()
         optimizer.step()
-        shared = parameters_to_vector(map(own, updates.anchors or model.parameters())).detach()
+        shared = parameters_to_vector(map(own, updates.anchors or parameters)).detach()
         digest = blake2b(shared.numpy().tobytes()).hexdigest()
         line = {
             "exchanges": updates.fragments[0].outer_steps, "step": manager.current_step(), "rank": rank,
