@@ -114,7 +114,7 @@ fuzz: sanitized ## feeds broken bytes to all readers, under the sanitizers; SECO
 
 sanitize: sanitized ## the codecs' tests, under address and undefined-behaviour checks; ARGS="..." goes to pytest
 	@$(ENV) $(SANITIZED_ENV) \
-	    pytest -q --import-mode=append -m 'not thorough' $(SANITIZED_TESTS) $(ARGS)
+	    pytest -q -n 2 --import-mode=append -m 'not thorough' $(SANITIZED_TESTS) $(ARGS)
 
 soak: build ## an hour of broken input and of jobs with faults (docs/reliability.md); TOTAL_SECONDS=..., ARGS="..."
 	@$(ENV) python tests/soak/run.py --total-seconds $(or $(TOTAL_SECONDS),3600) $(ARGS)
