@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,12 @@ def start(
     return subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return str(found.getsockname()[1])
 
 
 def environment(*folders: Path) -> dict[str, str]:

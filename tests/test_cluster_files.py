@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 
 import pytest
 import yaml
 
-from tests.ranks import ROOT, environment
+from tests.ranks import ROOT, environment, free_port
 from tests.selection import thorough
 from tests.test_examples import assert_trained
 
@@ -24,12 +23,6 @@ for task in $(jobs -p); do wait "$task" || exit 1; done
 SCONTROL = """#!/bin/bash
 [ "$1 $2 $3" = "show hostnames nodes[1-2]" ] && printf 'localhost\\nother\\n'
 """
-
-
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return str(found.getsockname()[1])
 
 
 def test_slurm(tmp_path):

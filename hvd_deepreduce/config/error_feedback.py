@@ -80,10 +80,10 @@ class ScaledMomentum(Feedback):
     The sparsifier selects from m. What is sent leaves m whole, so that with the value codec ``sign`` and its
     ``magnitude: one`` each rank has one vote on the direction of an element, and the optimizer steps by the sign of the
     sum (``hvd_deepreduce.torch.SignMomentum``). v and m take as much memory as under ``dgc``, and are saved as the
-    velocity and the residual. Small tensors are compressed too. Of the exchanges,
-    ``allgather`` and ``reduce_scatter`` without a density have this memory, since the others select from sums, which
-    are no rank's momentum. Under ``reduce_scatter`` what the second encoding loses is lost: of votes the count, which
-    the optimizer does not need.
+    velocity and the residual. Small tensors are compressed too. Of the exchanges, ``allgather`` and
+    ``reduce_scatter`` without a density have this memory, since the others select from sums, which are no rank's
+    momentum. Under ``reduce_scatter`` what the second encoding loses is lost: of votes the count, which the optimizer
+    does not need.
 
     Attributes:
         decay: the share of the momentum that the next step keeps, from 0, and below 1.

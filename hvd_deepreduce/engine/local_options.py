@@ -30,6 +30,13 @@ class Options(NamedTuple):
     times: Times | None = None
     local: LocalSettings | None = None
 
+    @property
+    def in_force(self) -> LocalSettings:
+        """The settings: one of both has them."""
+        settings = self.local or self.config.local
+        assert settings is not None
+        return settings
+
 
 def options(
     config: str | Path | Mapping[str, Any] | Config | None,

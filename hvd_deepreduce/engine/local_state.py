@@ -69,9 +69,7 @@ class LocalState(ABC, Generic[G]):
         tensors: Tensors[G],
         sizes: Sequence[int] | None = None,
     ) -> None:
-        local = options.local or options.config.local
-        assert local is not None
-        self.local = local
+        self.local = options.in_force
         self.parameters = list(parameters)
         self.collectives: Any = collectives
         self.engine = Engine(options.config, collectives, parameters, [p.known_as or p.name for p in parameters])

@@ -17,6 +17,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hvd_deepreduce")
 _SOME = 64
 """Zeros that are encoded to see whether they stay so."""
+
+
+def _digest(told: object) -> str:
+    return blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 
 class Peers(ABC, Generic[G]):
@@ -150,14 +155,18 @@ class Peers(ABC, Generic[G]):
 
     def _said(self, fragment: Fragment[G]) -> dict[str, str]:
         local = self.local
-        model = [(p.name, p.shape, p.dtype) for p in local.parameters], len(local.fragments)
-        digests = {
-            "config": local.engine.config.shared(), "model": model, "outer optimizer": local.about_outer(),
+        told = {
+            "config": local.engine.config.shared(), "outer optimizer": local.about_outer(),
             "parameters at the last exchange": local.digests(fragment), "number of ranks": local.ranks_of_peer,
             "exchange": (local.fragments.index(fragment), fragment.outer_steps),
         }  # fmt: skip
-        said = {name: blake2b(repr(one).encode(), digest_size=16).hexdigest() for name, one in digests.items()}
-        return {"release": __version__, "number of peers": str(self.store.peers), **said}
+        said = {name: _digest(one) for name, one in told.items()}
+        return {"release": __version__, "number of peers": str(self.store.peers), "model": self._model, **said}
+
+    @cached_property
+    def _model(self) -> str:
+        local = self.local
+        return _digest(([(p.name, p.shape, p.dtype) for p in local.parameters], len(local.fragments)))
 
     def _start(self, fragment: Fragment[G], updates: dict[int, G]) -> None:
         """Encodes updates. The containers of all peers in an exchange have its number as their step."""
@@ -374,8 +383,8 @@ class Quorum(PeerCollectives, ABC):
         """
 
     @abstractmethod
-    def abandon(self) -> None:
-        """After an error, in place of ``commit``."""
+    def end(self) -> None:
+        """After an exchange, or an error in it: the next one begins anew."""
 
 
 class QuorumPeers(Peers[G]):
@@ -385,9 +394,9 @@ class QuorumPeers(Peers[G]):
 
     def __init__(self, local: LocalExchanges[G], store: Quorum) -> None:
         super().__init__(local, store)
-        self._sent: dict[int, int] = {}
-        """By fragment, the number of an exchange in which this peer's update was taken back after others may have
-        received it."""
+        self._sent: int | None = None
+        """The exchange for which this peer has encoded an update that may have reached others, until one counts here.
+        There is one fragment (``check_store``)."""
 
     def prepare(self) -> None:
         self.store.begin()
@@ -398,28 +407,26 @@ class QuorumPeers(Peers[G]):
     def adopted(self, state: Any) -> tuple[Any, bool]:
         """As of ``Peers``. If the others have counted what this peer has taken back, its residual goes."""
         state, others = super().adopted(state)
-        done = state.get("outer_steps") if isinstance(state, Mapping) else None
-        if others and isinstance(done, list):
-            if any(number < len(done) and done[number] > sent for number, sent in self._sent.items()):
-                state = {**state, "compression": {**state["compression"], "residuals": {}}}
+        done = state.get("outer_steps") if others else None
+        if isinstance(done, list) and self._sent is not None and any(number > self._sent for number in done):
+            state = {**state, "compression": {**state["compression"], "residuals": {}}}
         return state, others
 
     def _exchange(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
         try:
             self._exchange_in_quorum(fragment, updates)
-        except BaseException:
-            self.store.abandon()
-            raise
+        finally:
+            self.store.end()
 
     def _exchange_in_quorum(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
-        quorum, number = self.store, self.local.fragments.index(fragment)
+        quorum = self.store
         parts: dict[str, bytes] = {}
         said: dict[str, str] = {}
         take_back: Callable[[], None] | None = None
         if updates is not None and quorum.takes_part():
             said = self._said(fragment)
             parts, take_back = self._encode(fragment, updates)
-            self._sent[number] = fragment.outer_steps
+            self._sent = fragment.outer_steps
         try:
             every = quorum.messages(Message(said, parts))
             absent = [peer for peer, one in every.items() if isinstance(one, Message) and not one.said]
@@ -443,7 +450,7 @@ class QuorumPeers(Peers[G]):
         if not commits:
             _log.warning("peer %d has left the exchange after step %d out", quorum.peer, self.local.clock)
             return
-        self._sent.pop(number, None)
+        self._sent = None
         if counts:
             self._counted(fragment, messages, parts)
         else:

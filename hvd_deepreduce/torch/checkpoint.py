@@ -33,7 +33,7 @@ from hvd_deepreduce.engine.parameter import VELOCITY
 from hvd_deepreduce.torch.fsdp import Replicas
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.peer_optimizer import PeerOptimizer
-from hvd_deepreduce.torch.tensors import own
+from hvd_deepreduce.torch.tensors import accumulated_in, own
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def checkpointed(
         saved: None: to save. To load: the ``checkpoint_id`` of a checkpoint in files, or its reader. It may be of
             another number of shards; and of another number of replicas: then the sum of the residuals over the replicas
             is preserved, and replica r takes parameters and optimizer of the saved one with the number r modulo theirs.
-            A peer can load that of another one, and has no residual then.
+            A peer can load that of another one, and keeps its own residual.
 
     Raises:
         TypeError: ``compression`` is something else.
@@ -168,7 +168,7 @@ class _Checkpointed(ABC, Stateful):
         like = self.tensors[name]
         shape = own(like).shape
         if dtype is None:  # of a residual
-            dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+            dtype = accumulated_in(like)
         part = torch.zeros(shape, dtype=dtype) if values is None else values.detach().view(shape)
         if not isinstance(like, DTensor):
             return part

@@ -33,6 +33,7 @@ from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch.discovery import Reductions, refuse_wrapped
 from hvd_deepreduce.torch.owners import Model, named_parameters
+from hvd_deepreduce.torch.tensors import own
 from hvd_deepreduce.torch.updates import Outer, Updates
 
 _Elastic = tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]
@@ -183,21 +184,25 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
     def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
         inner = self.inner
         found = getattr(self, "found_inf", None)  # set by GradScaler for the duration of the call
-        scale = getattr(self, "grad_scale", None)
         if found is None:
             return inner.step(closure)
         if getattr(inner, "_step_supports_amp_scaling", False):
-            inner.found_inf, inner.grad_scale = found, scale  # type: ignore[attr-defined]
+            inner.found_inf, inner.grad_scale = found, getattr(self, "grad_scale", None)  # type: ignore[attr-defined]
             try:
                 return inner.step(closure)
             finally:
                 del inner.found_inf, inner.grad_scale  # type: ignore[attr-defined]
         if float(found):
             return None
-        if scale is not None:
-            gradients = [one.grad for one in self._updates.tensors if one.grad is not None]
-            torch._foreach_div_(gradients, float(scale))
+        self._unscale()
         return inner.step(closure)
+
+    def _unscale(self) -> None:
+        """What GradScaler leaves to an optimizer that supports it."""
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            gradients = [own(one.grad) for one in self._updates.tensors if one.grad is not None]
+            torch._foreach_div_(gradients, float(scale))
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: that of the wrapped optimizer, and under ``local_sgd`` anchor, outer optimizer, residuals
@@ -272,8 +277,7 @@ def check_store(given: Options, store: object) -> None:
             f"store is {type(store).__name__}; it must be a SharedStore(folder, peer=..., peers=...), or under torchft "
             "a ManagedQuorum(manager, process_group, peer=..., peers=...)"
         )
-    config, local = given.config, given.local or given.config.local
-    assert local is not None
+    config, local = given.config, given.in_force
     for what, value, allowed in (
         ("exchange", config.exchange.name, "allgather"), ("hierarchical", config.hierarchical, False),
         ("mode", config.mode, "always"), ("delay", local.delay, 0), ("times", given.times, None),

@@ -24,7 +24,7 @@ from hvd_deepreduce.torch import sharding
 from hvd_deepreduce.torch.discovery import look_at_optimizers
 from hvd_deepreduce.torch.local_sgd import LocalSGD, check_store, trained
 from hvd_deepreduce.torch.rendezvous import ranks_of
-from hvd_deepreduce.torch.tensors import TorchTensors, hashes, own
+from hvd_deepreduce.torch.tensors import TorchTensors, accumulated_in, hashes, own
 from hvd_deepreduce.torch.updates import Updates, numbers
 
 LINE = "optimizer = PeerOptimizer(optimizer, model, config, store=SharedStore(folder, peer=0, peers=4))"
@@ -68,15 +68,13 @@ class Gradients(Updates):
         return [], self._inner
 
     def update(self, number: int) -> torch.Tensor:
-        return self.given[number].to(self._dtype(number))
+        return self.given[number].to(accumulated_in(self.tensors[number]))
 
     def nothing(self, number: int) -> torch.Tensor:
-        return torch.zeros_like(own(self.tensors[number]), dtype=self._dtype(number))
+        tensor = self.tensors[number]
+        return torch.zeros_like(own(tensor), dtype=accumulated_in(tensor))
 
     still = nothing  # the gradient stays in the residual
-
-    def _dtype(self, number: int) -> torch.dtype:
-        return torch.float64 if self.tensors[number].dtype == torch.float64 else torch.float32
 
     def digests(self, fragment: Fragment[torch.Tensor]) -> list[int]:
         if fragment.outer_steps % CHECKED:
@@ -133,7 +131,7 @@ class PeerOptimizer(LocalSGD):
 
     Begin with the same parameters on all peers. Save the model and ``state_dict()`` of each peer, of its rank 0, or of
     all ranks if they hold shards. A peer that comes back loads its last checkpoint, and goes on from there at the speed
-    of the store; or another peer's, and drops what the residual had.
+    of the store; or another peer's, and keeps what its own residual has.
 
     Args:
         optimizer: for the mean gradients.
@@ -208,20 +206,13 @@ class PeerOptimizer(LocalSGD):
                 loss = closure()
         updates = self._updates
         if self._takes_part("step"):
-            self._unscale()
+            self._unscale()  # infinite gradients stay so, and are left out as any
             updates.given = [_gradient(one) for one in updates.tensors]
             try:
                 updates.step()
             finally:
                 updates.given = []
         return loss
-
-    def _unscale(self) -> None:
-        """What GradScaler leaves to the optimizer. Infinite gradients stay so, and are left out as any."""
-        scale = getattr(self, "grad_scale", None)
-        if scale is not None:
-            gradients = [own(one.grad) for one in self._updates.tensors if one.grad is not None]
-            torch._foreach_div_(gradients, float(scale))
 
     def sync(self) -> None:
         """Takes the steps that the other peers have taken meanwhile, as before an evaluation. Under torchft there are

@@ -170,22 +170,25 @@ class Mates:
 
     def anywhere(self, flag: bool) -> bool:
         """Whether any of them says so; within ``together``."""
-        try:
+        with self._hearing():
             return self.collectives.check(None, flag)
-        except RuntimeError as told:
-            self._failure = told
-            raise
 
     def told(self, find: Callable[[], T]) -> T:
         """What the first of them finds, in JSON's types, on all of them; within ``together``."""
         text = json.dumps(find()).encode() if self.collectives.rank() == 0 else b""
-        try:
+        with self._hearing():
             given = self.collectives.start_allgather(np.frombuffer(bytearray(text), np.uint8), "")
             found: T = json.loads(self.collectives.wait_allgather(given).tobytes())
+        return found
+
+    @contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """Around a collective of the members: an error of another one is kept."""
+        try:
+            yield
         except RuntimeError as told:
             self._failure = told
             raise
-        return found
 
     def check(self) -> None:
         """Raises ``RuntimeError`` after an error."""

@@ -22,6 +22,7 @@ from hvd_deepreduce.engine.ticket import in_flight
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch.checks import Optimizers
 from hvd_deepreduce.torch.owners import Owners
+from hvd_deepreduce.torch.tensors import accumulated_in
 
 BASE, DIGITS = 16, 4
 """Of a parameter's number in a carrier: digits that are exact in every floating-point dtype, even divided by ranks."""
@@ -152,7 +153,7 @@ def _coo_bytes(gradient: torch.Tensor) -> int:
 def flattened(gradient: torch.Tensor) -> SparseTensor:
     """The elements of a sparse gradient, on the host; equal indices are added up. float32, or float64 as it is."""
     gradient = gradient.detach().coalesce()
-    dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+    dtype = accumulated_in(gradient)
     dims = gradient.sparse_dim()
     numbers = np.ravel_multi_index(tuple(gradient.indices().cpu().numpy()), tuple(gradient.shape[:dims]))
     values = gradient.values().to("cpu", dtype).contiguous().view(numbers.size, math.prod(gradient.shape[dims:]))

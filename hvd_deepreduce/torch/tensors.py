@@ -44,6 +44,11 @@ def hashes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return {name: int(one) for name, one in sums.items()}
 
 
+def accumulated_in(tensor: torch.Tensor) -> torch.dtype:
+    """As ``Parameter.accumulated_in``."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 class TorchTensors(Tensors[torch.Tensor]):
     """Gradients in a host's or a CUDA device's memory."""
 
@@ -56,7 +61,7 @@ class TorchTensors(Tensors[torch.Tensor]):
         return gradient.device if gradient.is_cuda else None
 
     def flat(self, gradient: torch.Tensor, on_host: bool = False) -> Floats:
-        dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+        dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32  # in every step: no call
         device = gradient.device if gradient.is_cuda and not on_host else "cpu"
         array: Floats = self.array(gradient.detach().to(device, dtype).contiguous().view(-1))
         return array

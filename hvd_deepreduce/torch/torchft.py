@@ -102,8 +102,7 @@ class ManagedQuorum(Quorum):
     def commit(self, failure: Exception | None) -> bool:
         if failure is not None:
             self.manager.report_error(failure)
-        self._begun = False
         return bool(self.manager.should_commit())
 
-    def abandon(self) -> None:
+    def end(self) -> None:
         self._begun = False

@@ -26,7 +26,7 @@ from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, is_sharded, on_host, own
+from hvd_deepreduce.torch.tensors import TorchTensors, accumulated_in, as_tensors, is_sharded, on_host, own
 from hvd_deepreduce.wire.standalone import ContainerError
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ class Updates(LocalExchanges[torch.Tensor]):
     # As LocalState and LocalExchanges say
 
     def new_anchors(self) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
-        wider = (torch.float64 if one.dtype == torch.float64 else torch.float32 for one in self.tensors)
-        anchors = [self._kept(own(one).to(dtype, copy=True)) for one, dtype in zip(self.tensors, wider, strict=True)]
+        anchors = [self._kept(own(one).to(accumulated_in(one), copy=True)) for one in self.tensors]
         return anchors, self._outer_of(anchors)
 
     def _kept(self, anchor: torch.Tensor) -> torch.Tensor:

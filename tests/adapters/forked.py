@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.ranks import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.adapters.peers_job", "tests.adapters.torchft_job"])
@@ -33,13 +34,10 @@ class Job:
     def __init__(
         self, main: Callable[..., None], path: Path, *arguments: object, ranks: int, **environment: str
     ) -> None:
-        with socket.socket() as one:
-            one.bind(("localhost", 0))
-            port = one.getsockname()[1]
-        self.path = path
+        self.path, port = path, free_port()
         self.processes = [
             CONTEXT.Process(target=_run, args=(main, path, arguments, {
-                "OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(rank),
+                "OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "RANK": str(rank),
                 "WORLD_SIZE": str(ranks), **environment,
             }))
             for rank in range(ranks)
