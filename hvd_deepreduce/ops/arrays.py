@@ -172,10 +172,11 @@ def _(out: Device, parts: list[tuple[Device | None, Device]], scale: float, thre
         arguments += [None, None, 0] * (_PARTS - len(now))
         last = begin + _PARTS >= len(cast)
         kind, size, count = suffix(out.dtype), u64(out.size), u32(len(now))
-        starts = xp.empty(_PARTS * (tiles + 1), u32)
+        starts = xp.empty(max(1, len(now)) * (tiles + 1), u32)
         most = max([values.size for indices, values in now if indices is not None], default=0)
         if most:
-            launch(xp, _FILE, f"sum_starts_{kind}", _PARTS * grid(xp, most + 1), size, count, *arguments, tiles, starts)
+            blocks = len(now) * grid(xp, most + 1)
+            launch(xp, _FILE, f"sum_starts_{kind}", blocks, size, count, *arguments, tiles, starts)
         launch(
             xp, _FILE, f"sum_{kind}", tiles, out, size, out.dtype.type(scale if last else 1.0), u32(begin > 0), count,
             *arguments, starts,

@@ -107,6 +107,11 @@ def on_stream(
         yield
 
 
+def current_stream() -> int:
+    """The address of the stream that operations of this thread run on."""
+    return int(_cupy().cuda.get_current_stream().ptr)
+
+
 def from_dlpack(array: Any) -> Device:
     """CuPy's array of the same memory, ordered after the other library's stream."""
     return _cupy().from_dlpack(array)
@@ -205,12 +210,9 @@ def for_each(xp: Any, file: str, kernel: str, items: int, *arguments: Any, tile:
 
 def grid(xp: Any, items: int, each: int = THREADS) -> int:
     """The number of blocks for a grid-stride kernel: ``each`` items a block, at most as many blocks as run at once."""
-    at_once = getattr(xp, "processors", 0)
-    if not at_once:
-        device = _device(xp)
-        at_once = _processors.get(device, 0)
-        if not at_once:
-            at_once = _processors[device] = 8 * xp.cuda.Device(device).attributes["MultiProcessorCount"]
+    at_once = getattr(xp, "processors", 0) or _processors.get(id(xp), 0)
+    if not at_once:  # of the first device that is used: a kernel takes any number
+        at_once = _processors[id(xp)] = 8 * xp.cuda.Device().attributes["MultiProcessorCount"]
     return min(-(-items // each), at_once)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hvd_deepreduce.ops import sections
 from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import check, check_room, kernel
+from hvd_deepreduce.ops.sections import Job, cut
 from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 
 BLOCK = 64
@@ -19,6 +21,8 @@ _bound = kernel("rice_blocks_bound", "U", "UU")
 _encode = kernel("rice_blocks_encode", "v", "pUpp")
 _decode = kernel("rice_blocks_decode", "I", "pUUUpp")
 _FILE = "rice/blocks"
+_TILE = 8 * THREADS
+"""Bytes of a tile of the highs, as in kernels/common/device.cuh."""
 
 
 def blocks_of(count: int) -> int:
@@ -93,27 +97,35 @@ def decode(section: U8, numel: int, count: int) -> U32:
 
 @decode.cuda
 def _(section: Device, numel: int, count: int) -> Device:
-    xp = array_module(section)
-    check_room(section, count)  # an index takes at least one bit
-    blocks, tile = blocks_of(count), 8 * THREADS
-    highs, places, indices = xp.empty(count, u32), xp.empty(blocks, u64), xp.empty(count, u32)
-    # One array of zeros, for one launch: | ones | end | error | place of the highs | status of the blocks | of the
-    # highs | of the gaps |
-    of_highs = 4 + -(-blocks // THREADS) + 1
-    of_gaps = of_highs + -(-section.size // tile) + 1
-    scratch = cleared(xp, of_gaps + -(-count // THREADS) + 1, u64)
-    ones, end, error, begin = scratch[:1], scratch[1:2], scratch[2:3].view(i32)[:1], scratch[3:4]
-    launch(
-        xp, _FILE, "rice_blocks_read_places", grid(xp, blocks), section, section.size, count, scratch[4:of_highs],
-        places, begin, error,
-    )  # fmt: skip
-    for_each(
-        xp, _FILE, "rice_blocks_highs", section.size, section, section.size, count, begin, scratch[of_highs:of_gaps],
-        highs, ones, tile=tile,
-    )  # fmt: skip
-    launch(
-        xp, _FILE, "rice_blocks_join", grid(xp, count), section, section.size, count, numel, places, begin, highs, ones,
-        scratch[of_gaps:], end, indices, error,
-    )  # fmt: skip
+    return decode_all(section, [Job(0, section.size, numel, count)])
+
+
+def decode_all(data: Device, jobs: Sequence[Job]) -> Device:
+    """On a GPU: ``decode`` of sections of ``data``, in one set of launches; the results one behind the other."""
+    xp, rows = array_module(data), []
+    words, elements, blocks = 1, 0, 0  # the first word has the error
+    for job in jobs:
+        check_room(job, job.entries)  # an index takes at least one bit
+        of_places = words + 3
+        of_highs = of_places + -(-blocks_of(job.entries) // THREADS) + 1
+        of_join = of_highs + -(-job.size // _TILE) + 1
+        rows.append((*job, elements, blocks, words, of_places, of_highs, of_join))
+        words = of_join + -(-job.entries // THREADS) + 1
+        elements, blocks = elements + job.entries, blocks + blocks_of(job.entries)
+    there, scratch = xp.asarray(np.array(rows, u64).reshape(-1)), cleared(xp, words, u64)
+    error, lists, places = scratch[:1].view(i32)[:1], xp.empty(2 * elements, u32), xp.empty(blocks, u64)
+    highs, indices = lists[:elements], lists[elements:]
+    most, many = max(job.entries for job in jobs), len(jobs)
+    each = grid(xp, blocks_of(most))
+    launch(xp, _FILE, "rice_blocks_read_places", each * many, data, there, each, scratch, places, error)
+    each = grid(xp, max(job.size for job in jobs), _TILE)
+    launch(xp, _FILE, "rice_blocks_highs", each * many, data, there, each, scratch, highs)
+    each = grid(xp, most)
+    launch(xp, _FILE, "rice_blocks_join", each * many, data, there, each, scratch, places, highs, indices, error)
     check_later(error)
     return indices
+
+
+def decode_many(parts: Sequence[U8], numel: int, counts: Sequence[int]) -> list[U32]:
+    """``decode`` of several sections; on a GPU in one set of launches, if they were taken apart together."""
+    return sections.decode_many(parts, numel, counts, decode, lambda data, jobs: cut(decode_all(data, jobs), jobs))

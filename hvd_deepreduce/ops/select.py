@@ -97,7 +97,7 @@ def _(dense: Device, gradient: Device | None, k: int, threads: int = 1) -> tuple
     for number in range(passes):
         for_each(
             xp, file, f"topk_count_{ending}", room, dense, n, k, candidates, candidate_values, room, state, u32(number),
-            counts,
+            counts, tile=4 * THREADS,
         )  # fmt: skip
     zeros = counter(xp) if encoding is None or encoding.exact else encoding.zeros
     for_each(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -101,8 +101,7 @@ def check_replicas(
     if any(one.to_local().is_meta for one in shards.values()):
         raise ValueError(f"the model has no values yet (device meta): call {call} after to_empty and init")
     for module in modules:
-        parts = module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ()
-        if any(part._is_hsdp for part in parts):
+        if isinstance(module, FSDPModule) and any(part._is_hsdp for part in _param_groups(module)):
             raise TypeError(
                 "fully_shard was given a mesh of two dimensions, so FSDP itself sums gradients over the replicas, "
                 f"uncompressed. Give it the dimension of the shards alone. Write: {LINES[call]}"
@@ -115,6 +114,14 @@ def check_replicas(
                 f"ranks {sorted(others)} hold other shards of {name}, and are in the mesh of the replicas: give {call} "
                 f"the other dimension of the mesh. Write: {LINES[call]}"
             )
+
+
+def _param_groups(module: FSDPModule) -> list[Any]:
+    """FSDP's own, of a module: one in PyTorch 2.11, several in 2.13. There is no public call for them."""
+    state: Any = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def ranks(tensors: Mapping[str, torch.Tensor]) -> list[int]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hvd_deepreduce.torch.tensors import own
+
 
 class SignMomentum(torch.optim.Optimizer):
     """Steps by the sign of the reduced gradient: ``p = (1 - lr * weight_decay) * p - lr * sign(p.grad)``.
@@ -56,8 +58,9 @@ class SignMomentum(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            params = [one for one in group["params"] if one.grad is not None]
-            gradients = [one.grad for one in params]
+            trained = [one for one in group["params"] if one.grad is not None]
+            # Of sharded parameters, this rank's shards: what is computed is of single elements.
+            params, gradients = [own(one) for one in trained], [own(one.grad) for one in trained]
             if any(one.layout != torch.strided for one in gradients):
                 raise ValueError(
                     "SignMomentum was given a sparse gradient, and the memory 'scaled_momentum' has dense ones only: "

@@ -25,8 +25,9 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _allocate(size: int, device: int) -> int:
-    """Memory of PyTorch's allocator, for use on its current stream."""
-    return int(torch.cuda.caching_allocator_alloc(size, device, torch.cuda.current_stream(device)))
+    """Memory of PyTorch's allocator, for use on the stream of the operations, which is PyTorch's current one. To ask
+    PyTorch for that takes longer than the allocation."""
+    return int(torch.cuda.caching_allocator_alloc(size, device, cuda.current_stream()))
 
 
 def _free(address: int, device: int) -> None:
@@ -124,7 +125,8 @@ class TorchTensors(Tensors[torch.Tensor]):
         return lambda: torch.cuda.current_stream(device).wait_event(event)
 
     def side_stream(self, device: Device) -> Callable[[], AbstractContextManager[Any]]:
-        """A stream of this object, one for each GPU; it is PyTorch's current stream inside."""
+        """A stream of this object, one for each GPU; it is PyTorch's current stream inside. The thread stays on that GPU:
+        to go back to the first one, where threads begin, makes a context there, which takes half a gigabyte."""
         if not isinstance(device, torch.device):
             return super().side_stream(device)
         event = torch.cuda.current_stream(device).record_event()
@@ -134,6 +136,7 @@ class TorchTensors(Tensors[torch.Tensor]):
 
         @contextmanager
         def within() -> Iterator[None]:
+            torch.cuda.set_device(device)
             with torch.cuda.stream(stream):
                 stream.wait_event(event)
                 with self.stream(device):

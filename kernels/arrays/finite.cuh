@@ -19,7 +19,17 @@ __device__ void find_nonfinite(const T* x, u64 n, u32 worker, u32 workers, i32* 
     const u64 vectors = aligned16(x) ? n / size : 0, first = (u64)worker * THREADS + threadIdx.x;
     const u64 stride = (u64)workers * THREADS;
     bool found = false;
-    for (u64 v = first; v < vectors; v += stride) {
+    const u32 rows = 4;  // their loads wait for the memory together
+    u64 v = first;
+    for (; v + (rows - 1) * stride < vectors; v += rows * stride) {
+        Vector<T> some[rows];
+#pragma unroll
+        for (u32 r = 0; r < rows; ++r) some[r] = *(const Vector<T>*)(x + (v + r * stride) * size);
+#pragma unroll
+        for (u32 r = 0; r < rows; ++r)
+            for (u32 j = 0; j < size; ++j) found |= magnitude_bits(some[r].x[j]) >= infinity;
+    }
+    for (; v < vectors; v += stride) {
         const Vector<T> four = *(const Vector<T>*)(x + v * size);
         for (u32 j = 0; j < size; ++j) found |= magnitude_bits(four.x[j]) >= infinity;
     }

@@ -48,20 +48,41 @@ KERNEL rice_blocks_write(const u32* indices, u64 count, const u8* parameters, co
         });
 }
 
-KERNEL rice_blocks_read_places(const u8* in, u64 bytes, u64 count, u64* status, u64* places, u64* highs, i32* error) {
-    read_rice_places(in, bytes, count, status, places, highs, error);
+// One section among many, which are decoded by one set of launches. Places are bytes of `data`, words of `scratch`, and
+// elements of `highs`, `indices` and `places`. The same in ops/rice_blocks.py. Each section has `each` blocks of every
+// grid.
+struct BlocksSection {
+    u64 at, bytes;           // the section
+    u64 numel, count;        // of its tensor, and of its support
+    u64 first, first_block;  // of its indices, and of its blocks of gaps
+    u64 found;               // | ones | end | place of the highs |
+    u64 of_places, of_highs, of_join;  // status words
+};
+
+__device__ __forceinline__ const BlocksSection& section_of(const u64* table, u64 each) {
+    return ((const BlocksSection*)table)[blockIdx.x / each];
 }
 
-KERNEL rice_blocks_highs(const u8* in, u64 bytes, u64 count, const u64* begin, u64* status, u32* highs, u64* ones) {
-    find_rice_blocks_highs(in, bytes, count, *begin, status, highs, ones);
+KERNEL rice_blocks_read_places(const u8* data, const u64* table, u64 each, u64* scratch, u64* places, i32* error) {
+    const BlocksSection& of = section_of(table, each);
+    read_rice_places(data + of.at, of.bytes, of.count, scratch + of.of_places, places + of.first_block,
+                     scratch + of.found + 2, error);
 }
 
-// As join_rice_blocks. Sets *error to ERR_TRUNCATED if the section has fewer than `count` gaps.
-KERNEL rice_blocks_join(const u8* in, u64 bytes, u64 count, u64 numel, const u64* places, const u64* begin,
-                        const u32* highs, const u64* ones, u64* status, u64* end, u32* indices, i32* error) {
-    if (*ones < count) {
-        if (grid_thread() == 0) atomicMin(error, ERR_TRUNCATED);
+KERNEL rice_blocks_highs(const u8* data, const u64* table, u64 each, u64* scratch, u32* highs) {
+    const BlocksSection& of = section_of(table, each);
+    find_rice_blocks_highs(data + of.at, of.bytes, of.count, scratch[of.found + 2], scratch + of.of_highs,
+                           highs + of.first, scratch + of.found);
+}
+
+// As join_rice_blocks. Sets *error to ERR_TRUNCATED if a section has fewer than `count` gaps.
+KERNEL rice_blocks_join(const u8* data, const u64* table, u64 each, u64* scratch, const u64* places, const u32* highs,
+                        u32* indices, i32* error) {
+    const BlocksSection& of = section_of(table, each);
+    if (scratch[of.found] < of.count) {
+        if (blockIdx.x % each == 0 && threadIdx.x == 0) atomicMin(error, ERR_TRUNCATED);
         return;
     }
-    join_rice_blocks(in, bytes, count, numel, places, *begin, highs, status, end, indices, error);
+    join_rice_blocks(data + of.at, of.bytes, of.count, of.numel, places + of.first_block, scratch[of.found + 2],
+                     highs + of.first, scratch + of.of_join, scratch + of.found + 1, indices + of.first, error);
 }
