@@ -16,8 +16,6 @@ from xml.etree import ElementTree
 import pytest
 import test_gpu
 
-from tests.selection import thorough
-
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "scripts" / "dev" / "test_gpu.sh"
 LIBRARY = ROOT / "hvd_deepreduce" / "_cpu.so"
@@ -49,7 +47,6 @@ def test_a_report_is_left_and_the_last_line_sums_it_up(tmp_path):
     assert ended.stdout.splitlines()[-1].startswith("without a GPU: 1 steps passed, 0 did not, 7 were skipped")
 
 
-@thorough
 def test_a_part_that_fails_does_not_end_the_others_and_a_later_run_keeps_them(tmp_path):
     """All is in one file."""
     folder, case = tmp_path / "report", "mixed_precision_and_batch_norm"
@@ -73,7 +70,6 @@ def test_a_part_that_fails_does_not_end_the_others_and_a_later_run_keeps_them(tm
     assert ended.stdout.splitlines()[-1].startswith("without a GPU: 4 steps passed, 0 did not, 1 were skipped")
 
 
-@thorough
 def test_a_step_that_takes_too_long_is_ended_and_what_it_printed_stays(tmp_path):
     slow = tmp_path / "test_slow.py"
     slow.write_text("import time\ndef test_sleeps():\n    print('begun', flush=True)\n    time.sleep(100)\n")
@@ -104,7 +100,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-@thorough
 def test_no_process_of_a_step_is_left(tmp_path):
     """Neither of one that hangs, nor of one that ends."""
     (tmp_path / "orphan.py").write_text(ORPHAN)
@@ -146,7 +141,6 @@ run_cases(RANK, int(os.environ["WORLD_SIZE"]))
 """
 
 
-@thorough
 def test_cases_are_told_by_what_they_print(tmp_path):
     """Whatever the launcher prints after them. Ranks that hang print where."""
     (tmp_path / "cases.py").write_text(CASES)
@@ -228,7 +222,6 @@ bench_gpu.steps(torch.device("cpu"), ((1, 64, 50),))
 """
 
 
-@thorough
 def test_the_benchmark_calls_what_there_is():
     """With the emulator for CuPy; the times say nothing."""
     path = os.pathsep.join((str(ROOT), str(ROOT / "scripts" / "bench")))
@@ -249,7 +242,6 @@ def test_what_is_missing_is_said_with_the_command_that_collects_it(tmp_path):
     assert f"--collect-wheels DIR --python {sys.version_info[0]}.{sys.version_info[1]}" in ended.stderr
 
 
-@thorough
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
 def test_without_a_gpu_nothing_is_run(tmp_path):
     ended = run(sys.executable, "--report", tmp_path / "report")
