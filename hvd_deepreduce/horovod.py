@@ -93,7 +93,10 @@ class HorovodCollectives(Collectives):
 
     Attributes:
         prefix: of the names of all operations, under which Horovod matches those of different ranks.
+        most_bytes: Horovod counts the bytes of an allgather, and where each rank's begin, as C's ``int``.
     """
+
+    most_bytes = 2**31 - 1
 
     def __init__(self, hvd: Any, process_set: Any) -> None:
         self._hvd = hvd

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import Floats, RngKey
-from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.dispatch import on_host
 
+MAX_NUMEL = 2**31 - 1
+"""Elements of a bucket of several parameters, which top-k on a GPU can take. It is the same on the host, since the
+ranks must divide the parameters alike."""
 _STEP = attrgetter("step")
 _ON_HOST: Floats = np.empty(0, np.float32)
 
@@ -62,6 +64,8 @@ class Bucket:
         key: of its containers; set by ``Engine.start``.
         gradient: ``[numel]``; after ``Engine.receive`` ``scale`` times the sum over all ranks. Allocated by
             ``allocate`` or the first ``put``.
+        new: whether that was in this step.
+        former: the vector that ``clear_missing`` has replaced, until the step's results have been read.
         views: of the members' parts of ``gradient``, by name, as a framework has made them.
         scale: what the sum was multiplied by.
         filling, emptying: seconds that copies into the bucket, and out of it, have taken in this step.
@@ -96,7 +100,8 @@ class Bucket:
         self.pending: Any = None
         self.plan: Any = None
         self.slices: Sequence[Any] = ()
-        self.summed = self.finite = self.adopted = False
+        self.summed = self.finite = self.adopted = self.new = False
+        self.former: Floats | None = None
         self._numel: int = ends[-1]
         self._part_of = {p.name: part for p, part in zip(self.members, self.parts, strict=True)}
         self.names = tuple(self._part_of)
@@ -107,7 +112,7 @@ class Bucket:
         """Puts the vector where ``like`` is; None: on the host. What was in a vector elsewhere is lost."""
         like = _ON_HOST if like is None else like
         if self.gradient.size != self._numel or on_host(self.gradient) != on_host(like):
-            self.gradient = arrays.zeros(self._numel, self.dtype, like)
+            self.gradient, self.new = arrays.zeros(self._numel, self.dtype, like), True
             self.views.clear()
 
     def adopt(self, vector: Floats) -> None:
@@ -166,6 +171,7 @@ class Bucket:
         overwritten.
         """
         if self.views:
+            self.former = self.gradient  # on a GPU, it belongs to another stream than the one that copies
             self.gradient = self.gradient.copy()
             self.views.clear()
         for parameter in self.members:
@@ -176,7 +182,8 @@ class Bucket:
         """All results have been read; the bucket can be filled again."""
         self.ready.clear()
         self.read, self.filling = 0, 0.0
-        self.started, self.pending, self.summed, self.finite = None, None, False, False
+        self.started, self.pending, self.former = None, None, None
+        self.summed = self.finite = self.new = False
         if self.adopted:
             self.gradient = np.empty(0, self.dtype)
 
@@ -185,7 +192,7 @@ class BucketLayout:
     """Divides parameters into buckets, and gives the order in which a step's buckets are exchanged.
 
     Gradients arrive roughly in the reverse of the model's order, so the first bucket holds the last parameters. A
-    bucket ends where it would exceed ``max_bytes`` or 2^32 - 1 elements, and where dtype or device changes.
+    bucket ends where it would exceed ``max_bytes`` or 2^31 - 1 elements, and where dtype or device changes.
     Buckets of ``repeated`` parameters come first, with the same numbers on all ranks that hold these.
 
     Args:

@@ -60,7 +60,11 @@ class GradientCompression(Reporting):
 
         A gradient in flight may be changing it: call it between two steps.
         """
+        self._settle()
         return self._engine.residual_of(name)
+
+    def _settle(self) -> None:
+        """Waits for what was enqueued on GPUs, on whatever stream: residuals are read on another one."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -105,6 +109,7 @@ class Compression(GradientCompression):
 
     def snapshot(self) -> Snapshot:
         """Settings, residuals and step counts of this process, for ``rewind``."""
+        self._settle()
         return self._engine.snapshot()
 
     @abstractmethod

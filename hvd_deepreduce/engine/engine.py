@@ -240,9 +240,11 @@ class Engine(RankState):
         return total
 
     def flushed(self, parameter: Parameter, total: Floats, sent: Floats) -> None:
-        """Keeps in the residual what was not sent: ``total - sent``, which is the rounding of a smaller dtype."""
+        """Keeps in the residual what was not sent: ``total - sent``, which is the rounding of a smaller dtype. It is
+        computed in ``total``."""
         assert self.choice is not None
-        self._memory.residual(parameter.name, total.size, total.dtype, total)[:] = total - sent
+        arrays.subtract_sent(total, None, sent)
+        self._memory.residual(parameter.name, total.size, total.dtype, total)[:] = total
         self.choice.flushed.add(parameter.name)
 
     def unsent(self, parameter: Parameter) -> Floats | None:

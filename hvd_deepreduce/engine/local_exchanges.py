@@ -214,7 +214,7 @@ class LocalExchanges(LocalState[G]):
             engine.stats.end_step()
             return False
         if present:
-            engine.decay([self.parameters[n] for n in fragment.numbers], self.local.decay)
+            self.decay(fragment.numbers, self.local.decay)
         else:
             updates = {n: self.nothing(n) for n in fragment.numbers}
         engine.feedback = present

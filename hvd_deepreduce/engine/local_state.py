@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, Generic
 
@@ -143,6 +144,16 @@ class LocalState(ABC, Generic[G]):
     def device(self, number: int) -> Device:
         """Where the parameter is; None: on the host."""
         return None
+
+    def in_order(self, number: int) -> AbstractContextManager[Any]:
+        """Inside, what is done with the parameter's residual is in order with the framework's current stream."""
+        return self.tensors_of.stream(self.device(number))
+
+    def decay(self, numbers: Iterable[int], factor: float) -> None:
+        """As ``Engine.decay``, of these parameters."""
+        for number in numbers if factor != 1.0 else ():
+            with self.in_order(number):
+                self.engine.decay([self.parameters[number]], factor)
 
     def saved(self, number: int, values: Any) -> Any:
         """An anchor, a mean or a copy of a parameter in a state, in the anchor's dtype; it does not change any more."""

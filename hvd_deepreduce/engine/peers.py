@@ -105,18 +105,21 @@ class Peers(ABC, Generic[G]):
 
     def _encode(self, fragment: Fragment[G], updates: dict[int, G]) -> tuple[dict[str, bytes], Callable[[], None]]:
         """The parts of a message with these updates, and what to call if they do not count."""
-        engine, decay = self.local.engine, self.local.local.decay
-        parameters = [self.local.parameters[n] for n in fragment.numbers]
-        copies = engine.copies(parameters) if engine.has_velocity else None
-        engine.decay(parameters, decay)
+        local, engine, decay = self.local, self.local.engine, self.local.local.decay
+        copies: dict[int, dict[str, Floats]] = {}
+        for number in fragment.numbers if engine.has_velocity else ():
+            with local.in_order(number):
+                copies[number] = engine.copies([local.parameters[number]])
+        local.decay(fragment.numbers, decay)
         self._start(fragment, updates)
         parts = self.store.taken()
 
         def take_back() -> None:
             self._take_back(fragment, parts)
-            engine.decay(parameters, 1 / decay if decay else 1.0)
-            if copies is not None:
-                engine.return_to(parameters, copies)
+            local.decay(fragment.numbers, 1 / decay if decay else 1.0)
+            for number, before in copies.items():
+                with local.in_order(number):
+                    engine.return_to([local.parameters[number]], before)
 
         try:
             self._check_nothing(fragment)
@@ -224,7 +227,7 @@ class Peers(ABC, Generic[G]):
         empty = self.store.taken()
         self._take(fragment, messages, empty, empty.__getitem__)
         if self.store.peer in messages:
-            local.engine.decay([local.parameters[n] for n in fragment.numbers], 0.0)
+            local.decay(fragment.numbers, 0.0)
             local.follow_anchor(fragment)
             return
         for number, start in before.items():
@@ -236,8 +239,9 @@ class Peers(ABC, Generic[G]):
         local, store = self.local, self.store
         store.show({store.peer: own}, self._nothing(fragment), own)
         for number, decoded in self._finish(fragment, 1.0).items():
-            sent, update = map(local.tensors_of.flat, (decoded, local.still(number)))
-            local.engine.give_back(local.parameters[number], sent, update)
+            with local.in_order(number):
+                sent, update = map(local.tensors_of.flat, (decoded, local.still(number)))
+                local.engine.give_back(local.parameters[number], sent, update)
 
     def adopted(self, state: Any) -> tuple[Any, bool]:
         """A state that this peer can load, and whether it was another peer's: then its own residual stays."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.pipeline import Pipeline
 
@@ -22,6 +24,10 @@ class Pipelines:
         self._overrides = {pattern: Pipeline(variant, threads) for pattern, variant in config.variants.items()}
         self._config = config
         self._found: dict[str, Pipeline] = {}
+
+    def __iter__(self) -> Iterator[Pipeline]:
+        """All of them."""
+        return iter([self.default, *self._overrides.values()])
 
     def of(self, name: str) -> Pipeline:
         """The pipeline of the parameter with this name."""

@@ -247,8 +247,11 @@ class RankState:
     @property
     def max_bucket_bytes(self) -> int | None:
         """Limit of a bucket's vector under this config; None: no limit. In scope ``tensor``: of what is sent together,
-        by adapters that do so."""
-        return None if self._config.scope == "model" else self._config.bucket_bytes
+        by adapters that do so. With many ranks it is smaller than the config's, as the exchange needs it."""
+        if self._config.scope == "model":
+            return None
+        limit, most = self._config.bucket_bytes, self.exchange.most_bytes(self.collectives)
+        return limit if most is None else min(limit, most)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
@@ -342,7 +345,9 @@ class RankState:
         one, becomes what it was before, if that is the gradient, or what it would be without sending, if it is zero."""
         held = self._memory.held(parameter.name)
         if held is not None:
-            held += arrays.move_like(sent, held) - arrays.move_like(gradient, held)
+            unsent = arrays.move_like(sent, held).copy()
+            arrays.subtract_sent(unsent, None, arrays.move_like(gradient, held))
+            arrays.add(held, unsent)
 
     def copies(self, parameters: Iterable[Parameter]) -> dict[str, Floats]:
         """Of all that is kept of parameters, for ``return_to``."""
@@ -353,8 +358,10 @@ class RankState:
         """What is kept of these parameters becomes what it was when ``copies`` was called."""
         for name in _kept_of(parameters):
             held = self._memory.held(name)
-            if held is not None:
-                held[:] = arrays.move_like(copies[name], held) if name in copies else 0
+            if held is not None and name in copies:
+                held[:] = arrays.move_like(copies[name], held)
+            elif held is not None:
+                held.fill(0)
 
     def decay(self, parameters: Iterable[Parameter], factor: float) -> None:
         """Multiplies the residuals of parameters that are not in flight by ``factor``."""

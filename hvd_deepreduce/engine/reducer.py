@@ -104,12 +104,16 @@ class Reducer(Generic[G]):
             if ticket is not None:
                 self._put(ticket, parameter, gradient, layout, as_view)
                 return ticket
-        return self.start_bucket((parameter,), parameter.number, gradient)
+        back = tensors.return_to(tensors.device(gradient))
+        ticket = self.start_bucket((parameter,), parameter.number, gradient)
+        ticket.back = back
+        return ticket
 
     def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
         """Takes a bucket that the framework filled, and starts its exchange.
 
-        Parameters may be divided differently from step to step; their residuals stay with them.
+        Parameters may be divided differently from step to step; their residuals stay with them. On a GPU, ``finish``
+        may run on another stream, in order after this one, if ``Tensors.flat`` makes no copy of the gradient.
 
         Args:
             parameters: whose gradients it holds.
@@ -125,14 +129,12 @@ class Reducer(Generic[G]):
         bucket = self._whole_bucket(parameters, number, device)
         if not engine.in_flight.isdisjoint(bucket.names):
             raise in_flight(next(one for one in parameters if one.name in engine.in_flight))
-        back = None
         if device is None:
             self._start_whole(bucket, gradient)
         else:
             with tensors.stream(device):
-                back = tensors.return_to(device)
                 self._start_whole(bucket, gradient)
-        return Ticket(parameters, gradient, device, bucket, back)
+        return Ticket(parameters, gradient, device, bucket)
 
     def _start_whole(self, bucket: Bucket, gradient: G) -> None:
         bucket.adopt(self._tensors.flat(gradient, self._engine.exchange.on_host))
@@ -152,7 +154,7 @@ class Reducer(Generic[G]):
             layout = BucketLayout([Member(one, one.numel, where) for one in parameters], None, number)
             if len(layout.buckets) != 1:
                 raise ValueError(
-                    "a bucket holds gradients of one dtype and at most 2^32 - 1 elements, but this one holds "
+                    "a bucket holds gradients of one dtype and at most 2^31 - 1 elements, but this one holds "
                     f"{sum(parameter.numel for parameter in parameters)} elements of "
                     f"{', '.join(sorted({parameter.dtype for parameter in parameters}))}: divide it"
                 )
@@ -326,6 +328,9 @@ class Reducer(Generic[G]):
         if not bucket.ready:
             bucket.allocate(None if bucket.device is None else tensors.flat(gradient))
             bucket.finite = True
+        elif bucket.new:  # it was filled with zeros on the stream of the first gradient, and this may be another one
+            for first in self._recorded.get(bucket.name, ())[:1]:
+                first()
         if not tensors.copy_in(gradient, self._view(bucket, parameter.name, gradient), as_view):
             bucket.finite = False
         if bucket.device is not None:

@@ -98,8 +98,8 @@ class Tensors(ABC, Generic[G]):
         """Notes the work that is enqueued on the framework's current stream of this device.
 
         Returns:
-            A function that makes a context for another thread. Inside, array operations run on this device, on a stream
-            apart from those of the framework's threads, after the noted work.
+            A function that makes a context for another thread, which stays on this device. Inside, array operations run
+            there, on a stream apart from those of the framework's threads, after the noted work.
         """
         return lambda: self.stream(device)
 

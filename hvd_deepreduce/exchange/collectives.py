@@ -38,6 +38,7 @@ class Collectives(ABC):
         ordered: whether the library matches collectives by their order, and not by name.
         sends_once: whether a rank sends its bytes once for all others, and not to each.
         stats: counts what ``allgather`` sends; set by the engine, which counts the other allgathers itself.
+        most_bytes: of all ranks together in an allgather; None: any number.
         instance: the number of these collectives among those of the same ranks, where several may be in use at the same
             time; equal on all ranks. 0: not known yet.
     """
@@ -45,6 +46,7 @@ class Collectives(ABC):
     ordered: bool = False
     sends_once: bool = False
     stats: Counts | None = None
+    most_bytes: int | None = None
     instance: int = 0
 
     def enroll(self, instance: int = 0) -> None:  # noqa: B027  (only where collectives are matched by name)

@@ -173,6 +173,11 @@ class Exchange(ABC):
         waits. Its ``result`` raises the error on all ranks. None: the exchange has no way to tell."""
         return None
 
+    def most_bytes(self, collectives: Collectives) -> int | None:
+        """The largest bucket, in bytes, that is certain to go through the ranks' collectives, whatever is in it. Larger
+        ones may be an error. None: any."""
+        return None
+
     def drive(self, turns: Iterable[Callable[[], bool]]) -> None:  # noqa: B027  (only with several collectives)
         """Lets exchanges go on until the last collective of each is in flight.
 

@@ -50,7 +50,7 @@ Part = tuple[U32 | None, Floats]
 
 NOTHING: U8 = np.empty(0, np.uint8)
 MAX_BYTES = 2**31 - 1
-"""Of one alltoall, in which libraries count with 32 bits."""
+"""Of one collective, in which libraries count with 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,13 @@ class SlicedSum(FailureDeferring):
         packed, loss = self._attempt((None, None), self._sum, received, sizes)
         if packed is not None and not self.failures:
             packed = self._attempt([None], self._shortened, [packed], [rank])[0]
+        if packed is not None and packed.size > MAX_BYTES // ranks and gradient.nbytes > MAX_BYTES:
+            self._fail(
+                ContainerError(
+                    f"rank {self._name} has {packed.size} bytes of the sum of its slice, and at most {MAX_BYTES} of "
+                    f"all {ranks} ranks fit into one allgather: set scope to 'bucket', or use a lower density"
+                )
+            )
         gathered = yield AllGather(self._told() if packed is None or self.failures else packed, last=True)
         try:
             total = self._decoded(gathered, self._keys(second=True))

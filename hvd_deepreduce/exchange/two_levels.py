@@ -129,6 +129,11 @@ class TwoLevelSum(FailureDeferring):
         place, gradient = self.place, self.gradient
         if not gradient.size:
             return DecodedSum([], self.pipeline.threads)
+        if gradient.nbytes > MAX_BYTES:
+            raise ContainerError(
+                f"a bucket has {gradient.nbytes} bytes, and at most {MAX_BYTES} fit into one collective of the ranks "
+                "of a node: set scope to 'bucket', and bucket_bytes lower"
+            )
         data, splits = self._attempt((None, []), self._messages)
         if data is None:
             parts = [self._told(owner) for owner in range(place.ranks)]
@@ -264,7 +269,13 @@ class TwoLevelSum(FailureDeferring):
     def _packed(self, total: Floats, tensors: Sequence[Slice]) -> U8:
         self._raise_failure()
         residual, velocity = (None if kept is None else kept.slice for kept in (self.residual, self.velocity))
-        return bundle.encode(total, residual, velocity, tensors, self.place.nodes, False)
+        packed = bundle.encode(total, residual, velocity, tensors, self.place.nodes, False)
+        if packed.size > MAX_BYTES // self.place.nodes:
+            raise ContainerError(
+                f"rank {self.place.rank} has {packed.size} bytes of containers, and at most {MAX_BYTES} of all "
+                f"{self.place.nodes} nodes fit into one allgather: set scope to 'bucket', or use a lower density"
+            )
+        return packed
 
     def _told_in(self, gathered: U8, like: Floats, tensors: Sequence[Slice]) -> ContainerError | None:
         """The error that a node has sent in place of its containers; None: there is none."""

@@ -148,6 +148,8 @@ def synchronize(array: Device) -> None:
 
 _modules: dict[tuple[int, int, str], Any] = {}
 _functions: dict[tuple[int, int, str, str], Any] = {}
+_locks: dict[str, threading.Lock] = {}
+"""Of files that are being compiled: a second thread waits for the first."""
 _processors: dict[int, int] = {}
 
 
@@ -194,9 +196,10 @@ def launch(xp: Any, file: str, kernel: str, blocks: int, *arguments: Any) -> Non
     device = _device(xp)
     function = _functions.get((id(xp), device, file, kernel))
     if function is None:
-        module = _modules.get((id(xp), device, file))
-        if module is None:
-            module = _modules[id(xp), device, file] = _module(xp, file)
+        with _locks.setdefault(file, threading.Lock()):
+            module = _modules.get((id(xp), device, file))
+            if module is None:
+                module = _modules[id(xp), device, file] = _module(xp, file)
         function = _functions[id(xp), device, file, kernel] = module.get_function(kernel)
     passed = [argument if (of := _PASSED.get(type(argument))) is None else of(argument) for argument in arguments]
     function((max(1, blocks),), (THREADS,), tuple(passed))

@@ -169,9 +169,9 @@ class Memory:
                 self._residuals.pop(name, None)
         if rest is not None:
             vector[:] = rest[begin:end]
-            rest[begin:end] = 0
+            rest[begin:end].fill(0)
         self._slices[key] = _Slice(vector, list(names), list(sizes), begin)
-        return vector, rest if rest is not None and bool(rest.any()) else None
+        return vector, rest if rest is not None and bool(arrays.to_host(rest).any()) else None
 
     @_one_at_a_time
     def put_back(self, names: Sequence[str], sizes: Sequence[int], rest: Floats) -> None:
@@ -179,7 +179,7 @@ class Memory:
         of the slice is not the memory's any more."""
         for name, numel, end in zip(names, sizes, np.cumsum(sizes).tolist(), strict=True):
             part = rest[end - numel : end]
-            if bool(part.any()):
+            if bool(arrays.to_host(part).any()):
                 arrays.add(self.residual(name, numel, rest.dtype, rest), part)
 
     def _make_whole(self, names: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ class Memory:
         for name in names:
             residual = self._residuals.get(name)
             if residual is not None:
-                residual *= residual.dtype.type(factor)
+                arrays.scale(residual, factor)
 
     def _discard_joined(self, names: Sequence[str]) -> None:
         """Forgets the vectors of these parameters: a residual can be a view into one vector only."""

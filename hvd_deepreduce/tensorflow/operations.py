@@ -27,6 +27,13 @@ from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import Library, NativeUnit, library
 from hvd_deepreduce.tensorflow.python_unit import PythonUnit
 
+OTHER_GPU = (
+    "the gradients of this rank are on GPU {number}, which TensorFlow calls GPU {told}, and the CUDA kernels would run "
+    "there: TensorFlow tells other libraries its own number, which is another one after "
+    "tf.config.set_visible_devices. Let each rank see its GPU alone. In place of set_visible_devices, write "
+    'os.environ["CUDA_VISIBLE_DEVICES"] = str(hvd.local_rank()), after hvd.init() and before TensorFlow uses a GPU'
+)
+
 
 class Operations:
     """Adds operations to the graph that is being traced.
@@ -57,8 +64,17 @@ class Operations:
         return None if self.gpu else library()
 
     def array(self, tensor: tf.Tensor) -> Any:
-        """CuPy's array of a tensor's memory."""
-        return device.from_dlpack(device.WithoutStream(tensor))
+        """CuPy's array of a tensor's memory.
+
+        Raises:
+            RuntimeError: CuPy would take it for memory of another GPU than it is on.
+        """
+        array = device.from_dlpack(device.WithoutStream(tensor))
+        if array.size:
+            number = device.array_module(array).cuda.runtime.pointerGetAttributes(array.data.ptr).device
+            if number != array.device.id:
+                raise RuntimeError(OTHER_GPU.format(told=array.device.id, number=number))
+        return array
 
     @property
     def exchanges(self) -> bool:

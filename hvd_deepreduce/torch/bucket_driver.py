@@ -21,7 +21,7 @@ from hvd_deepreduce.exchange.interface import Pending
 from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ReduceScatter
 from hvd_deepreduce.torch.discovery import INSTEAD, look_at_optimizers
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, flush, on_host
+from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, flush, keep_for_stream, on_host
 from hvd_deepreduce.wire.standalone import ContainerError
 
 Loaded = tuple[State, Reshard]
@@ -98,8 +98,9 @@ class Buckets:
     """One rank's buckets, from the first one on; its methods are what ``DeepReduceState`` and ``Replicas`` call.
 
     Two threads work beside the backward pass: one encodes buckets and starts their exchanges, in their order; the other
-    one waits for them and decodes. An exchange of several collectives (``reduce_scatter``) is ended by the first
-    thread, after all buckets have been started, so that all ranks issue the collectives in one order.
+    one waits for them and decodes. On a GPU, each has a stream, so that a bucket's encoding does not queue behind the
+    exchange of the one before. An exchange of several collectives (``reduce_scatter``) is ended by the first thread,
+    after all buckets have been started, so that all ranks issue the collectives in one order.
 
     Args:
         config: from ``for_buckets``.
@@ -139,9 +140,17 @@ class Buckets:
             failure = error
         collectives.check(failure)
         self._reducer = Reducer(self.engine, tensors)
-        device = next(iter(self._trained.values())).device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._starter, self._finisher = (ThreadPoolExecutor(1, f"deepreduce {what}") for what in ("start", "finish"))
+        first = next(iter(self._trained.values()))
+        # What they do is short, and the other ranks wait for it: it goes before the backward pass.
+        self._start_stream, self._finish_stream = (
+            torch.cuda.Stream(first.device, priority=-1) if first.is_cuda else None  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        # A thread begins on the first GPU, and would make a context there, which takes half a gigabyte.
+        begin = partial(torch.cuda.set_device, first.device) if first.is_cuda else None
+        self._starter, self._finisher = (
+            ThreadPoolExecutor(1, f"deepreduce {what}", begin) for what in ("start", "finish")
+        )
         self._finished: list[Future[None]] = []
         self._later: list[Callable[[], None]] = []
         self._voted: tuple[Any, torch.Tensor] | None = None  # a step check that this rank has begun before its step
@@ -152,9 +161,12 @@ class Buckets:
         look_at_optimizers(self.engine, self._parameter_of, model.instead)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._stream is not None:
-            self._stream.synchronize()
+        self.settle()
         return {**as_tensors(self.engine.state_dict()), "iteration": self.iteration}
+
+    def settle(self) -> None:
+        """Waits for what was enqueued, on any stream."""
+        self._tensors.settle(self._trained.values())
 
     def load(self, state: State, reshard: Reshard) -> None:
         many = reshard is not False and not isinstance(state, Mapping)
@@ -189,6 +201,7 @@ class Buckets:
         """
         engine, buffer = self.engine, bucket.buffer()
         engine.check_open()
+        ready = self._tensors.record(self._tensors.device(buffer))
         if bucket.index() == 0:
             self._finished, self._later = [], []
             engine.begin_step()
@@ -199,20 +212,19 @@ class Buckets:
             known = self._dense and engine.agreed
             self._passing = known and not any(map(engine.to_flush, engine.parameters.values()))
             if not known:
-                self._step_check = self._starter.submit(self._check_step)
+                self._step_check = self._starter.submit(self._check_step, ready)
                 if not engine.agreed:  # the ranks may choose the exchange, which says how buckets are finished
                     self._step_check.exception()  # ``_start`` raises it
         if self._passing:
             return self._pass(bucket, buffer)
         future: torch.futures.Future[torch.Tensor]
         future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
-        ready = self._tensors.record(self._tensors.device(buffer))
         started = self._starter.submit(self._start, bucket.index(), bucket.parameters(), buffer, ready, failure)
-        finish = partial(self._finish, started, buffer, future)
         if engine.exchange.several and not self._dense:
-            self._later.append(finish)
+            self._later.append(partial(self._finish, self._start_stream, started, buffer, future))
         else:
-            self._finished.append(self._finisher.submit(finish))
+            finished = self._finisher.submit(self._finish, self._finish_stream, started, buffer, future)
+            self._finished.append(finished)
         if bucket.is_last():
             if self._later:
                 self._finished.append(self._starter.submit(self._advance))
@@ -248,7 +260,7 @@ class Buckets:
 
     def _advance(self) -> None:
         """Lets the exchanges of all buckets go on, so that their last collectives are in flight together."""
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._start_stream):
             self.engine.exchange.drive(self._turns)
 
     def _take_turns(self, go_on: Callable[[], bool]) -> None:
@@ -256,10 +268,13 @@ class Buckets:
         self._turns.append(go_on)
         self.engine.exchange.overlap(self._turns)
 
-    def _check_step(self) -> None:
+    def _check_step(self, ready: Callable[[], None] | None) -> None:
         self._turns = []
         voted, self._voted = self._voted or self._collectives.start_vote(self._vote()), None
-        self.engine.tally(self._collectives.wait_votes(voted), self._agree)
+        with torch.cuda.stream(self._start_stream):
+            if ready is not None:  # the parameters are compared
+                ready()
+            self.engine.tally(self._collectives.wait_votes(voted), self._agree)
 
     def _agree(self) -> None:
         about = f" at iteration {self.iteration}, compressed from iteration {self._start_iter} on,"
@@ -279,10 +294,10 @@ class Buckets:
     ) -> Callable[[], None]:
         """Starts a bucket's exchange. Returns what ends it: the buffer holds the mean then."""
         self._step_check.result()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._start_stream):
             if ready is not None:
                 ready()
-                buffer.record_stream(torch.cuda.current_stream(buffer.device))
+                keep_for_stream(buffer)
             begun, self._flags_due = self._collectives.exchanges, self._find_unused
             try:
                 if failure is not None:
@@ -360,32 +375,38 @@ class Buckets:
             parts = [part for part, by_any in zip(parts, used, strict=True) if by_any]
             if not parts:
                 return lambda: None
-        # Under fp16_compress_wrapper the buffer has another dtype than the parameters.
-        dtype = torch.float64 if parameters[0].accumulated_in.itemsize == 8 else buffer.dtype
-        whole = dtype == buffer.dtype and sum(map(len, parts)) == len(buffer)
-        gradient = buffer if whole else torch.cat(parts).to(dtype)
+        # Under fp16_compress_wrapper the buffer has another dtype than the parameters. It is converted here:
+        # ``start_bucket`` would do it in memory that the one stream has, and that is freed while the other one uses it.
+        dtype = torch.float64 if parameters[0].accumulated_in.itemsize == 8 else torch.float32
+        targets = [buffer] if sum(map(len, parts)) == len(buffer) else parts
+        gradient = (buffer if targets[0] is buffer else torch.cat(parts)).to(dtype)
         ticket = self._reducer.start_bucket(parameters, number, gradient)
         if self.engine.exchange.several:
             self._take_turns(partial(self._reducer.advance, ticket))
 
         def finish() -> None:
+            if gradient is not buffer:
+                keep_for_stream(gradient)
             self._reducer.finish(ticket, 1 / ranks)
-            if not whole:
-                means = torch.split(gradient, [part.numel() for part in parts])
+            if gradient is not buffer:
+                means = torch.split(gradient, list(map(len, targets)))
                 with self.engine.receiving():
-                    for part, mean in zip(parts, means, strict=True):
-                        part.copy_(mean)
+                    for target, mean in zip(targets, means, strict=True):
+                        target.copy_(mean)
 
         return finish
 
     def _finish(
         self,
+        stream: torch.cuda.Stream | None,
         started: Future[Callable[[], None]],
         buffer: torch.Tensor,
         future: torch.futures.Future[torch.Tensor],
     ) -> None:
         finish = started.result()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(stream):
+            if stream is not None:
+                keep_for_stream(buffer)
             finish()
             future.set_result(buffer)
 

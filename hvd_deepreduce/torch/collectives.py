@@ -17,7 +17,7 @@ from hvd_deepreduce.codecs.interfaces import U8, Floats
 from hvd_deepreduce.engine import MismatchError, step_check
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.horovod import NOBODY_CAME, HorovodCollectives, Patience
-from hvd_deepreduce.torch.tensors import TorchTensors
+from hvd_deepreduce.torch.tensors import TorchTensors, keep_for_stream
 
 _NOTHING = step_check.Outcome(0, 0, True)
 """The outcome of a step check that has found nothing."""
@@ -25,12 +25,17 @@ _NOTHING = step_check.Outcome(0, 0, True)
 
 @dataclass
 class _Started:
-    """An allgather, or with ``splits`` an alltoall; ``handle`` is None until this step's step check is over."""
+    """An allgather, or with ``splits`` an alltoall; ``handle`` is None until this step's step check is over.
+
+    Where it is held back on a GPU, ``written`` makes the current stream wait for what has written the tensor: another
+    thread may start it, whose stream is another one, and Horovod waits for that stream.
+    """
 
     tensor: torch.Tensor
     name: str
     process_set: Any
     splits: torch.Tensor | None = None
+    written: Callable[[], None] | None = None
     handle: int | None = None
 
 
@@ -169,6 +174,7 @@ class TorchCollectives(HorovodCollectives):
             if self._step_check is None and self._failure is None:
                 self._start(started)
             else:
+                started.written = self._tensors.record(self._tensors.device(tensor))
                 self._held.append(started)
         return started
 
@@ -189,8 +195,7 @@ class TorchCollectives(HorovodCollectives):
         return _synchronize(pending.handle)
 
     def _received(self, tensor: torch.Tensor) -> U8:
-        if tensor.is_cuda:  # Horovod allocates it on a stream of its own
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        keep_for_stream(tensor)  # Horovod allocates it on a stream of its own
         array: U8 = self._tensors.array(tensor)
         return array
 
@@ -207,6 +212,8 @@ class TorchCollectives(HorovodCollectives):
         return total
 
     def _start(self, one: _Started) -> None:
+        if one.written is not None:
+            one.written()
         if one.splits is None:
             one.handle = self._launch(hvd.allgather_async, one.name, one.process_set, one.tensor)
         else:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
@@ -71,6 +72,7 @@ class DeepReduceState(GradientCompression):
         self.timeout = timeout
         self._loaded: Loaded | None = None
         self._models = Models(self)
+        self._compilation: Compilation | None = None
         # The ranks and the model are known when the first bucket comes.
         self._engine: Any = _NoEngine(for_buckets(Config.load(config, **settings), start_iter))
         self._buckets: Buckets | None = None
@@ -89,6 +91,10 @@ class DeepReduceState(GradientCompression):
         state, reshard = self._loaded or ({}, False)
         return dict(state) if isinstance(state, Mapping) and reshard is False else {}
 
+    def _settle(self) -> None:
+        if self._buckets is not None:
+            self._buckets.settle()
+
     def _load(self, state: State, reshard: Reshard) -> None:
         if reshard is not False and not isinstance(state, Mapping):
             state = list(state)
@@ -102,15 +108,25 @@ class DeepReduceState(GradientCompression):
         if self._buckets:
             self._buckets.close()
 
+    def prepare(self, device: torch.device) -> None:
+        """Begins to compile the kernels for gradients on this device."""
+        if self._compilation is None:
+            config, tensors = self._engine.config, TorchTensors()
+            used = device.type == "cuda" and (dist.get_world_size(self.process_group) > 1 or config.has_velocity)
+            self._compilation = Compilation(config, tensors, [device] if used else [], dist.get_rank() == 0)
+
     def buckets(self, first: Any) -> Buckets:
         """What takes DDP's buckets; made, on all ranks at the same time, when the first one comes."""
         if self._buckets is None:
+            self.prepare(first.buffer().device)
             tensors, models = TorchTensors(), self._models.of(first.parameters()[0])
             whole = models[0].process_group if models else self.process_group
             group = self.process_group or whole
             limit = None if self.timeout is None else self.timeout.total_seconds()
             Rendezvous("hook", whole, limit).meet(group, first.buffer())
             collectives = DistributedCollectives(tensors, group, self.timeout)
+            if self._compilation is not None and not self.start_iter:
+                self._compilation.wait()
             made = partial(_made, models)
             buckets = Buckets(self._engine.config, collectives, tensors, self.start_iter, made, self._loaded)
             buckets.engine.stats.wishes = self._engine.stats.wishes

@@ -48,9 +48,12 @@ class Models:
         def look(module: torch.nn.Module, _: object) -> None:
             if isinstance(module, DistributedDataParallel):
                 self._called.add(module)
-                if any(one is known() for _, one in module._comm_hooks):
+                state = known()
+                if state is not None and any(one is state for _, one in module._comm_hooks):
                     self._own = weakref.ref(module)
                     self._handle.remove()
+                    if not torch.compiler.is_compiling():  # torch.compile would warn of the threads
+                        state.prepare(next(module.parameters()).device)
 
         self._handle = register_module_forward_pre_hook(look)
         weakref.finalize(state, self._handle.remove).atexit = False

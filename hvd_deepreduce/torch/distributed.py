@@ -16,7 +16,7 @@ from hvd_deepreduce.codecs.interfaces import U8, Floats
 from hvd_deepreduce.engine import Collectives
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch.rendezvous import named
-from hvd_deepreduce.torch.tensors import TorchTensors
+from hvd_deepreduce.torch.tensors import TorchTensors, keep_for_stream
 
 MAX_CHARACTERS = 1000
 """Of an error that all ranks get."""
@@ -137,6 +137,9 @@ class DistributedCollectives(Collectives):
 
     def wait_alltoall(self, pending: _Exchange) -> tuple[U8, list[int]]:
         pending.work.wait()  # on a GPU, the current stream waits
+        if pending.received.is_cuda:  # the buffers were allocated on the stream that has started the exchange
+            keep_for_stream(pending.sent)
+            keep_for_stream(pending.received)
         array: U8 = self._tensors.array(pending.received)
         return array, pending.splits
 

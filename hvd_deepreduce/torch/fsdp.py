@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch import sharding
@@ -29,7 +30,7 @@ from hvd_deepreduce.torch.discovery import trains
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.tensors import TorchTensors, hashes
+from hvd_deepreduce.torch.tensors import TorchTensors, hashes, keep_for_stream
 
 INSTEAD = (
     'write compress_replicas(model, mesh["replicate"], "sign_momentum") and the optimizer '
@@ -64,6 +65,9 @@ class Replicas(GradientCompression):
         tensors, local = TorchTensors(), sharding.local(trained)
         collectives = DistributedCollectives(tensors, group, timeout)
         self._shards = DistributedCollectives(tensors, None, timeout, mates)
+        used = collectives.size() > 1 or usable.has_velocity
+        devices = [tensors.device(one) for one in local.values() if used]
+        self._compilation = Compilation(usable, tensors, devices, dist.get_rank() == 0)
         made = Made(trained, described(local), find_unused, lambda: hashes(sharding.local(trained)), INSTEAD)
         self._buckets = Buckets(usable, collectives, tensors, 0, lambda: made, None)
         self._engine = self._buckets.engine
@@ -82,6 +86,9 @@ class Replicas(GradientCompression):
 
     def state_dict(self) -> dict[str, Any]:
         return self._buckets.state_dict()
+
+    def _settle(self) -> None:
+        self._buckets.settle()
 
     def _load(self, state: State, reshard: Reshard) -> None:
         self._buckets.load(state, reshard)
@@ -143,6 +150,7 @@ class Replicas(GradientCompression):
                 self._failure = error
 
     def _begin(self, unit: list[DTensor], failure: Exception | None = None) -> None:
+        self._compilation.wait()
         number, vector = len(self._begun), torch.cat([sharding.gradient(one).flatten() for one in unit])
         bucket = GradBucket(number, unit, vector, number + 1 == len(self._units))
         self._begun.append((bucket, self._buckets.take(bucket, failure)))
@@ -164,8 +172,7 @@ class Replicas(GradientCompression):
             self._buckets.take_leave()
             raise self._failure from None
         for bucket, _ in begun:
-            if bucket.vector.is_cuda:  # it was made on a stream of FSDP's
-                bucket.vector.record_stream(torch.cuda.current_stream(bucket.vector.device))
+            keep_for_stream(bucket.vector)  # it was made on a stream of FSDP's
             tensors = self._units[bucket.number]
             means = torch.split(bucket.vector, list(map(sharding.size, tensors)))
             for tensor, mean in zip(tensors, means, strict=True):

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Device, ElasticState, Engine, Parameter, Reducer, Snapshot, Ticket
+from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.compression import Compression
 from hvd_deepreduce.engine.small import CARRIER_BYTES
 from hvd_deepreduce.engine.state import Reshard, State
@@ -32,6 +33,7 @@ from hvd_deepreduce.torch.collectives import TorchCollectives, restore, uncompre
 from hvd_deepreduce.torch.dense import DenseBypass
 from hvd_deepreduce.torch.owners import Model, Owners, no_instance
 from hvd_deepreduce.torch.sparse import SparseGradients
+from hvd_deepreduce.torch.streams import look_at_stream
 from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, flush, hashes, on_host
 
 BROADCAST = (
@@ -104,7 +106,10 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._reduced: set[str] = set()
         self._found: list[tuple[Parameter, Device]] = []
         self._found_by: tuple[Any, ...] = ()
-        self._trained()  # notes which parameters Horovod will reduce
+        devices = [device for _, device in self._trained()]  # this notes which parameters Horovod will reduce
+        self._compilation = Compilation(
+            self._engine.config, self._tensors, devices if self._takes_part() else [], self._collectives.speaks()
+        )
         self._reducer = Reducer(
             self._engine, self._tensors, self._trained, excluded=self._is_apart, busy=torch.get_num_threads
         )
@@ -119,7 +124,11 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._engine.set_config(new)
 
     def state_dict(self) -> dict[str, Any]:
+        self._settle()
         return as_tensors(self._engine.state_dict())
+
+    def _settle(self) -> None:
+        self._tensors.settle(self._owners.tensors.values())
 
     def _load(self, state: State, reshard: Reshard) -> None:
         self._forget_step()
@@ -315,6 +324,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._carriers.ones.fill_(1.0)
         collectives.start_step_check(vote, "step", partial(engine.tally, agree=self._compare_ranks, advice=SAME_STEPS))
         if not engine.agreed:
+            self._compilation.wait()
             # In an elastic job the others may be in their steps.
             collectives.await_all(None if collectives.elastic() else self._dense_name())
         elif self._greets:
@@ -384,6 +394,8 @@ class _Carriers:
         """The parameter's, where Horovod takes it."""
         carrier, where = self.made.get(parameter.name), wire_device(gradient)
         if carrier is None or carrier.device != where:
+            if where.type == "cuda" and not self.made:
+                look_at_stream(self._engine, where)
             carrier = self.made[parameter.name] = self.ones[parameter.number : parameter.number + 1].to(where)
         return carrier.fill_(1.0) if carrier.is_cuda else carrier
 

@@ -50,6 +50,13 @@ def accumulated_in(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
+def keep_for_stream(tensor: torch.Tensor) -> None:
+    """On a GPU, the tensor's memory is given to nobody before PyTorch's current stream has done what is enqueued there
+    when the tensor is freed. To be called where that is not the stream on which it was allocated."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 class TorchTensors(Tensors[torch.Tensor]):
     """Gradients in a host's or a CUDA device's memory."""
 
@@ -125,8 +132,8 @@ class TorchTensors(Tensors[torch.Tensor]):
         return lambda: torch.cuda.current_stream(device).wait_event(event)
 
     def side_stream(self, device: Device) -> Callable[[], AbstractContextManager[Any]]:
-        """A stream of this object, one for each GPU; it is PyTorch's current stream inside. The thread stays on that GPU:
-        to go back to the first one, where threads begin, makes a context there, which takes half a gigabyte."""
+        """A stream of this object, one for each GPU; it is PyTorch's current stream inside. The thread stays on that
+        GPU: a thread begins on the first one, and to go back there makes a context, which takes half a gigabyte."""
         if not isinstance(device, torch.device):
             return super().side_stream(device)
         event = torch.cuda.current_stream(device).record_event()
@@ -160,6 +167,11 @@ class TorchTensors(Tensors[torch.Tensor]):
                 began.wait_stream(now)
 
         return back
+
+    def settle(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Waits for what was enqueued, on any stream, on the GPUs of these tensors."""
+        for device in {one.device for one in tensors if one.is_cuda}:
+            torch.cuda.synchronize(device)
 
     def array(self, flat: torch.Tensor) -> Any:
         """The array of a contiguous tensor's memory: NumPy's, or on a GPU CuPy's."""

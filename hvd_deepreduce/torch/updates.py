@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.local_exchanges import LocalExchanges
 from hvd_deepreduce.engine.local_options import Options
@@ -95,6 +96,8 @@ class Updates(LocalExchanges[torch.Tensor]):
         parameters = described(mine)
         for parameter, one in zip(parameters, repeated, strict=True):
             parameter.repeated = one
+        # The first exchange comes after some local steps, and need not wait for it.
+        Compilation(given.config, self._framework, [self._framework.device(one) for one in mine.values()], False)
         nbytes = [one.nbytes for one in mine.values()]
         super().__init__(given, collectives, parameters, nbytes, self._framework, [one.numel() for one in tensors])
 
@@ -225,6 +228,10 @@ class Updates(LocalExchanges[torch.Tensor]):
         self.outer.step()
         for number in fragment.numbers:
             self.anchors[number].grad = None
+
+    def settle(self) -> None:
+        super().settle()
+        self._framework.settle(self.tensors)
 
     def copy(self, number: int) -> torch.Tensor:
         return own(self.tensors[number]).clone()

@@ -34,10 +34,13 @@ from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.tensors import TorchTensors
 from hvd_deepreduce.wire import standalone as wire
+from tests import cuda_emulator
 from tests.adapters.common import LOSSLESS, LOSSY, check_close, on
+from tests.adapters.compilations import noted
+from tests.adapters.driven_buckets import compare_with_host
 from tests.adapters.scopes import TWO_LEVELS, ranks_of_node
 from tests.adapters.tcp import check_stats
-from tests.adapters.torch_job import Given, TorchJob, flat, loss_of, network
+from tests.adapters.torch_job import Given, TorchJob, batch, flat, loss_of, network
 from tests.case_runner import case, run_cases
 from tests.damaged import decoding_fails
 
@@ -99,6 +102,19 @@ class DDPJob(TorchJob):
         """The same job: DDP would divide the model of another one otherwise in its first step."""
         self.load(saved)
         return self
+
+
+@case
+def kernels_are_compiled_from_the_first_forward_pass_to_the_first_bucket():
+    with noted(ddp) as calls:
+        job = DDPJob(LOSSY)
+        job.called(batch(0)[0])
+        assert calls == [([], dist.get_rank() == 0)]
+        job.run(2)
+        assert calls[1:] == ["waited"]
+    with noted(ddp) as calls:  # who needs no kernels yet does not wait
+        DDPJob(LOSSY, start_iter=1).run(2)
+        assert len(calls) == 1
 
 
 def gathered(given, group=None):
@@ -816,6 +832,17 @@ def local_updates_that_part():
             local_steps(model, optimizer, steps[rank == last])
             optimizer.sync()
         optimizer.close()
+
+
+@case
+def buckets_on_an_emulated_gpu():
+    """Means and residuals are those on the host, and nothing is out of order on the streams."""
+    if cuda_emulator.available():
+        pytest.skip(cuda_emulator.available())
+    nodes = {"hierarchical": ranks_of_node(dist.get_world_size())}
+    for config in ({"scope": "bucket"}, {"selection": "tensor"}, SLICES, THIN, nodes, {**SLICES, **nodes}):
+        compare_with_host({**LOSSY, "scope": "bucket", **config})
+    compare_with_host({**LOSSY, **SLICES}, find_unused=True)
 
 
 @case

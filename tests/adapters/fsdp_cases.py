@@ -22,10 +22,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hvd_deepreduce import ConfigError
 from hvd_deepreduce.engine import MismatchError
-from hvd_deepreduce.torch import SignMomentum, ddp
+from hvd_deepreduce.torch import SignMomentum, ddp, fsdp
 from hvd_deepreduce.torch.checkpoint import checkpointed
 from hvd_deepreduce.torch.fsdp import compress_replicas
 from tests.adapters.common import LOSSLESS, LOSSY
+from tests.adapters.compilations import noted
 from tests.adapters.sharded import DEPTH, Network, Sharded, close, dense, flat, full_sums, loss_of, shared_folder
 from tests.adapters.tcp import check_stats
 from tests.case_runner import case, run_cases
@@ -53,6 +54,15 @@ def all_elements_on_every_mesh_are_dense_training():
         (2, {**IN_BUCKETS, "exchange": "reduce_scatter"}), (2, {**IN_BUCKETS, "exchange": "auto"}),
     ):  # fmt: skip
         close(Job(config, replicas).run(3), dense(range(3)))
+
+
+@case
+def kernels_are_compiled_from_the_construction_to_the_first_bucket():
+    with noted(fsdp) as calls:
+        job = Job(LOSSY)
+        assert [one for one, *_ in calls] == [[None] * len(calls[0][0])] and calls[0][1] == (dist.get_rank() == 0)
+        job.backward(0)
+    assert calls[1] == "waited"
 
 
 @case

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from hvd_deepreduce import Config
+from hvd_deepreduce import Config, ContainerError
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.pipeline import Pipeline
@@ -63,6 +63,23 @@ def an_error_while_decoding_on_one_rank():
         job.load(saved)
         job.run(4, 6)
         job.check_same()
+
+
+@case
+def more_bytes_than_an_allgather_takes():
+    """The ranks count what they have first; if it is too much, all raise an error, and none of them has sent it."""
+    config = {**LOSSY, "scope": "model"}
+    free, job = on.job(config), on.job(config)
+    job.engine.collectives.most_bytes = 10_000  # of a model of 10,816
+    for step in range(2):
+        for ours, theirs in zip(job.reduced(step), free.reduced(step), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    saved = job.saved()
+    with on.raises(ContainerError, "and one allgather takes at most 10000: set scope to 'bucket'"):
+        job.step(2, np.nan)
+    job.load(saved)
+    job.run(2, 4)
+    job.check_same()
 
 
 @case

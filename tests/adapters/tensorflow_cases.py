@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -28,9 +29,11 @@ from hvd_deepreduce.engine import dense_or_compressed
 from hvd_deepreduce.engine.graph.buckets import GraphBuckets
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.ops import device
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import Capture, DeepReduce, SaveState, callbacks, handshake, native, optimizers
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
+from hvd_deepreduce.tensorflow.operations import Operations
 from hvd_deepreduce.tools import gradient_file
 from hvd_deepreduce.wire import standalone as wire
 from tests.adapters import containers, votes_job
@@ -1329,6 +1332,23 @@ def a_capture_records_each_ranks_gradients():
         if inner is not None:
             assert inner.stats()["total"]["steps"] == 4
             inner.close()
+
+
+@case
+def memory_on_another_gpu_than_tensorflow_says():
+    """It tells its own number of a GPU, 0, to which CuPy would send the kernels; CuPy and its runtime are stand-ins."""
+    numbers = {1000: 0, 2000: 3}
+    runtime = SimpleNamespace(pointerGetAttributes=lambda address: SimpleNamespace(device=numbers[address]))
+    with pytest.MonkeyPatch.context() as patch:
+        for address, size in ((1000, 5), (2000, 5), (0, 0)):
+            array = SimpleNamespace(size=size, data=SimpleNamespace(ptr=address), device=SimpleNamespace(id=0))
+            cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), from_dlpack=lambda given, array=array: array)
+            patch.setattr(device, "_cupy", lambda cupy=cupy: cupy)
+            if address == 2000:
+                with pytest.raises(RuntimeError, match=r"are on GPU 3, which .* calls GPU 0.*CUDA_VISIBLE_DEVICES"):
+                    Operations.array(None, tf.zeros(size))
+            else:
+                assert Operations.array(None, tf.zeros(size)) is array
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from torch import nn
 from hvd_deepreduce import ConfigError, ContainerError
 from hvd_deepreduce.engine import MismatchError, cores
 from hvd_deepreduce.exchange import traffic
-from hvd_deepreduce.torch import DeepReduce, LocalSGD, tensors
+from hvd_deepreduce.torch import DeepReduce, LocalSGD, horovod, tensors
 from tests.adapters.common import on
+from tests.adapters.compilations import noted
 from tests.adapters.scopes import SCOPES, TWO_LEVELS
 from tests.adapters.tcp import Meter
 from tests.adapters.torch_horovod_job import HorovodJob, named
@@ -525,6 +526,18 @@ def by_hand(compression, gradient):
     carrier, context = compression.compress(gradient)
     assert carrier.numel() == 1
     return compression.decompress(hvd.allreduce(carrier, name="carrier"), context)
+
+
+@case
+def kernels_are_compiled_from_the_construction_to_the_first_step():
+    model = network()
+    with noted(horovod) as calls, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors.TorchTensors, "device", lambda self, tensor: "gpu")
+        compression = DeepReduce(model, LOSSY)
+        assert calls == [(["gpu"] * 6, hvd.rank() == 0)]
+        patch.undo()
+        trained(model, compression, 2)
+    assert calls[1:] == ["waited"]
 
 
 @case

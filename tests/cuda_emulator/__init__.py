@@ -3,6 +3,7 @@
 ``hvd_deepreduce.ops`` gets arrays of the type ``EmulatedArray``. Their ``array_module`` is this module, so the package
 calls ``empty``, ``zeros`` and ``RawModule`` here in place of CuPy's. ``runtime.cpp`` runs the kernels and describes
 what it checks. ``order`` is the seed of the order of the threads in the following launches; 0 is the natural order.
+``streams.py`` has streams and events. An operation that is not here is an error, in place of a wrong result.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -23,6 +24,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from tests.cuda_emulator import streams
+from tests.cuda_emulator.streams import EmulationError, Place
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent.parent / "build" / "cuda_emulator"
@@ -47,19 +51,27 @@ one_at_a_time = Lock()
 """Only one kernel runs at a time, because there is one emulated machine, and frameworks use several threads."""
 
 
-class EmulationError(RuntimeError):
-    """A kernel accessed memory outside its arrays, had a data race, or waited for ever."""
+def _refused(operator: str) -> Callable[..., Any]:
+    def refuse(*_: object) -> Any:
+        raise TypeError(
+            f"{operator} was called of an array on the device: CuPy would compile a kernel, and launch it wherever the "
+            "current stream is. Use an operation of hvd_deepreduce.ops"
+        )
+
+    return refuse
 
 
 class EmulatedArray:
     """An array in the memory of the emulated device, which is host memory.
 
-    It has only those members of ``cupy.ndarray`` that the package uses. As with CuPy's arrays, NumPy's functions refuse
-    it.
+    It has only those members of ``cupy.ndarray`` that the package uses; Python's operators are not among them. As with
+    CuPy's arrays, NumPy's functions refuse it.
     """
 
     array_module = sys.modules[__name__]
     __array_ufunc__ = None
+    __eq__, __ne__, __bool__ = _refused("=="), _refused("!="), _refused("bool()")  # which Python has for every object
+    __hash__ = object.__hash__
 
     def __init__(self, memory: np.ndarray) -> None:
         self.memory = memory
@@ -72,10 +84,14 @@ class EmulatedArray:
         """A copy on the host. Counts as a wait for the device."""
         global waits
         waits += 1
+        if streams.active():
+            _enqueue("a copy to the host", reads=[self])
+            streams.current().synchronize()
         return self.memory.copy()
 
     def copy(self) -> EmulatedArray:
         """A new array with the same elements."""
+        _enqueue("a copy", reads=[self])
         return asarray(self.memory)
 
     def view(self, dtype: Any) -> EmulatedArray:
@@ -84,17 +100,18 @@ class EmulatedArray:
 
     def astype(self, dtype: Any, copy: bool = True) -> EmulatedArray:
         """The elements converted to ``dtype``."""
-        return asarray(self.memory.astype(dtype)) if copy or dtype != self.dtype else self
+        if not copy and dtype == self.dtype:
+            return self
+        _enqueue("astype", reads=[self])
+        return asarray(self.memory.astype(dtype))
 
     def fill(self, value: Any) -> None:
         """Sets every element to ``value``."""
+        _enqueue("fill", writes=[self])
         self.memory.fill(value)
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("an array on the device was used as a NumPy array: copy it to the host with get()")
-
-    def __mul__(self, factor: float) -> EmulatedArray:
-        return asarray(self.memory * float(factor))
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -110,6 +127,7 @@ class EmulatedArray:
                 f"an array on the device was assigned {type(value).__name__} at {at!r}: only a slice without a step "
                 "and an array of the same shape are allowed"
             )
+        _enqueue("an assignment", [value], [self[at]])
         self.memory[at] = value.memory
 
     def __dlpack__(self, **how: Any) -> Any:
@@ -124,13 +142,33 @@ def empty(size: int, dtype: Any) -> EmulatedArray:
     """Uninitialized memory. It begins at a multiple of 256 bytes, as CUDA's allocations do."""
     nbytes = size * np.dtype(dtype).itemsize
     room = np.full(nbytes + 256, 0xC3, np.uint8)
-    begin = -room.__array_interface__["data"][0] % 256
+    address = room.__array_interface__["data"][0]
+    begin = -address % 256
+    if streams.active():
+        streams.allocated(room, address, room.nbytes, streams.current())
     return EmulatedArray(room[begin : begin + nbytes].view(dtype))
+
+
+def _enqueue(what: str, reads: Sequence[EmulatedArray] = (), writes: Sequence[EmulatedArray] = ()) -> None:
+    """As ``streams.operation``."""
+    if streams.active():
+        streams.operation(what, map(_place, reads), map(_place, writes))
+
+
+def _place(array: EmulatedArray) -> Place:
+    """Where the elements are, in memory that ``streams`` knows."""
+    if array.nbytes and not streams.known(array.data.ptr):
+        whole = array.memory
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        streams.allocated(whole, whole.__array_interface__["data"][0], whole.nbytes, None)
+    return array.data.ptr, array.nbytes
 
 
 def asarray(array: np.ndarray) -> EmulatedArray:
     """A copy on the device."""
     copy = empty(array.size, array.dtype)
+    _enqueue("a copy from the host", writes=[copy])
     copy.memory[:] = array.reshape(-1)
     return copy
 
@@ -143,6 +181,7 @@ def from_dlpack(array: Any) -> EmulatedArray:
 def zeros(size: int, dtype: Any) -> EmulatedArray:
     """An array of zeros."""
     array = empty(size, dtype)
+    _enqueue("zeros", writes=[array])
     array.memory.fill(0)
     return array
 
@@ -154,6 +193,7 @@ def arange(size: int, dtype: Any) -> EmulatedArray:
 
 def concatenate(arrays: list[EmulatedArray]) -> EmulatedArray:
     """The elements of all arrays, in order."""
+    _enqueue("concatenate", reads=arrays)
     return asarray(np.concatenate([array.memory for array in arrays]))
 
 
@@ -285,7 +325,7 @@ class EmulatedFunction:
         values = []
         for at, (argument, letter) in enumerate(zip(args, self.types, strict=True)):
             if isinstance(argument, EmulatedArray):
-                if letter != "P" or not argument.memory.flags.c_contiguous:
+                if letter not in "CP" or not argument.memory.flags.c_contiguous:
                     raise EmulationError(
                         f"argument {at} of {self.name} is an array: its parameter must be a pointer, and the array "
                         "must be contiguous"
@@ -294,12 +334,14 @@ class EmulatedFunction:
                 if argument.nbytes:
                     machine.emulated_array(pointer, argument.nbytes, argument.memory.flags.writeable)
                 values.append(np.array(pointer, np.uint64))
-            elif letter == "P" and isinstance(argument, np.uint64) and argument == 0:
+            elif letter in "CP" and isinstance(argument, np.uint64) and argument == 0:
                 values.append(np.array(0, np.uint64))
-            elif letter != "P" and isinstance(argument, np.generic) and argument.dtype == np.dtype(letter):
+            elif letter not in "CP" and isinstance(argument, np.generic) and argument.dtype == np.dtype(letter):
                 values.append(np.array(argument))
             else:
                 raise EmulationError(f"argument {at} of {self.name} is {argument!r}; its parameter has type {letter}")
+        arrays = [(one, letter) for one, letter in zip(args, self.types, strict=True) if isinstance(one, EmulatedArray)]
+        _enqueue(self.name, *([one for one, letter in arrays if letter == kind] for kind in "CP"))
         pointers = (ctypes.c_void_p * len(values))(*[value.ctypes.data for value in values])
         self.launch(pointers, (ctypes.c_uint * 2)(grid[0], block[0]))
         launches += 1

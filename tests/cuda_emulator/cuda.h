@@ -170,7 +170,7 @@ extern "C" void emulated_launch(void (*entry)(void*), void* context, const unsig
 
 template <class T>
 constexpr char emulated_letter() {
-    if (std::is_pointer<T>::value) return 'P';
+    if (std::is_pointer<T>::value) return std::is_const<std::remove_pointer_t<T>>::value ? 'C' : 'P';
     if (std::is_same<T, float>::value) return 'f';
     if (std::is_same<T, double>::value) return 'd';
     return std::is_signed<T>::value ? (sizeof(T) == 4 ? 'i' : sizeof(T) == 8 ? 'q' : '?')
@@ -198,7 +198,8 @@ EmulatedKernel<A...> emulated_kernel(void (*kernel)(A...), void* const* argument
 
 extern "C" __attribute__((visibility("hidden"))) char __bss_start, _end, __ehdr_start, _edata;
 
-// NAME_types(): for each parameter, the letter of its type in Python's struct module ('P' for a pointer).
+// NAME_types(): for each parameter, the letter of its type in Python's struct module ('P' for a pointer, 'C' for one that
+// is only read).
 // NAME_launch(): `sizes` are the number of blocks and the number of threads per block.
 #define EMULATED_KERNEL(name)                                                                       \
     extern "C" __global__ const char* name##_types() { return decltype(emulated_kernel(name))::letters(); } \

@@ -1,10 +1,12 @@
 """Tests of the emulator: it fulfils the guarantees of CUDA, and detects kernels that violate its rules."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from tests import cuda_emulator
-from tests.cuda_emulator import EmulationError, RawModule, asarray
+from tests.cuda_emulator import EmulationError, RawModule, asarray, streams
 
 CODE = r"""
 typedef unsigned int u32;
@@ -207,3 +209,134 @@ def test_arrays_refuse_host_operations():
             wrong()
     x[2:4] = numbers(2)
     assert x.get()[:5].tolist() == [0, 1, 0, 1, 4]
+
+
+def test_arrays_have_no_operators():
+    """Each would be a kernel of CuPy's, or, as ``x *= 2`` where there is ``x * 2`` alone, another array."""
+
+    def multiplied():
+        y = numbers()
+        y *= 2
+
+    x = numbers()
+    for wrong in (lambda: x * 2, lambda: x - x, lambda: -x, lambda: x == x, lambda: x != 0, lambda: bool(x),  # noqa: PLR0124
+                  lambda: abs(x), lambda: x.sum(), lambda: x.any(), multiplied):  # fmt: skip
+        with pytest.raises((TypeError, AttributeError)):
+            wrong()
+
+
+@pytest.fixture
+def two():
+    with streams.checking():
+        yield streams.Stream("A"), streams.Stream("B")
+
+
+@pytest.mark.parametrize("use", [
+    lambda run, x: run("writes_at", x, np.uint32(3)), lambda run, x: run("reads_at", x, np.uint32(3), numbers()),
+    lambda run, x: x.get(), lambda run, x: x.copy(), lambda run, x: x.astype(np.uint64), lambda run, x: x[2:4].fill(0),
+    lambda run, x: cuda_emulator.concatenate([numbers(), x]), lambda run, x: x.__setitem__(slice(0, 64), numbers()),
+    lambda run, x: numbers().__setitem__(slice(0, 64), x),
+])  # fmt: skip
+@pytest.mark.parametrize("wait", [
+    lambda a, b: b.wait_event(a.record_event()), lambda a, b: b.wait_stream(a), lambda a, b: a.synchronize(),
+    lambda a, b: a.record_event().synchronize(),
+])  # fmt: skip
+def test_operations_of_two_streams_must_be_ordered(run, two, use, wait):
+    a, b = two
+    with a:
+        x = numbers()
+        before = a.record_event()
+        run("writes_at", x, np.uint32(3))
+    b.wait_event(before)
+    b.wait_event(streams.Event())  # that was not recorded
+    message = "on stream B .* memory that stream A has written by writes_at: it waits for no event"
+    with b, pytest.raises(EmulationError, match=message):
+        use(run, x)
+    wait(a, b)
+    with b:
+        use(run, x)
+    a.wait_stream(b)
+
+
+def test_reads_need_no_order_among_them(run, two):
+    a, b = two
+    x = numbers()
+    for one in (streams.NULL, a, b):
+        with one:
+            streams.current().wait_stream(streams.NULL)  # where it was written
+            run("reads_at", x, np.uint32(3), numbers())
+    a.wait_stream(streams.NULL)
+    with a, pytest.raises(EmulationError, match="writes memory that stream B has read by reads_at"):
+        run("writes_at", x, np.uint32(3))
+    a.wait_stream(b)
+    with a:
+        run("writes_at", x, np.uint32(3))
+    streams.NULL.wait_stream(a)
+
+
+def test_two_streams_may_use_different_parts(run, two):
+    a, b = two
+    x = numbers()
+    for stream in two:
+        stream.wait_stream(streams.NULL)
+    for stream, part in ((a, x[:32]), (b, x[32:])):
+        with stream:
+            run("writes_at", part, np.uint32(3))
+    with a, pytest.raises(EmulationError, match="memory that stream B has written"):
+        x.copy()
+    a.wait_stream(b)
+    with a:
+        assert x.get()[[3, 35]].tolist() == [1, 1]
+
+
+def test_what_is_ordered_is_so_over_other_streams(run, two):
+    a, b = two
+    third = streams.Stream("C")
+    with a:
+        x = numbers()
+    b.wait_stream(a)
+    third.wait_stream(b)
+    with third:
+        run("writes_at", x, np.uint32(3))
+    assert third.follows(a.record_event()) and not a.follows(third.record_event())
+    third.synchronize()
+    with a:  # since the host has waited
+        run("writes_at", x, np.uint32(3))
+    assert not a.follows(third.record_event())
+
+
+def test_each_thread_has_a_current_stream(two):
+    a, _ = two
+    seen = []
+    with a:
+        thread = threading.Thread(target=lambda: seen.append(streams.current()))
+        thread.start()
+        thread.join()
+        assert [*seen, streams.current()] == [streams.NULL, a]
+    assert streams.current() is streams.NULL
+
+
+def test_memory_must_not_be_freed_too_early(run):
+    def use(before_the_end):
+        with streams.checking():
+            a, b = streams.Stream("A"), streams.Stream("B")
+            with a:
+                x = numbers()
+            b.wait_stream(a)
+            with b:
+                run("writes_at", x, np.uint32(3))
+            before_the_end(a, b, x)
+            del x
+
+    with pytest.raises(EmulationError, match="memory of stream A was freed while stream B uses it by writes_at"):
+        use(lambda a, b, x: None)
+    use(lambda a, b, x: a.wait_stream(b))
+    use(lambda a, b, x: b.synchronize())
+    use(lambda a, b, x: streams.record(x.data.ptr, b))
+
+
+def test_streams_are_refused_where_nothing_is_checked():
+    with pytest.raises(EmulationError, match="outside of streams.checking"):
+        streams.Stream("A")
+    with streams.checking(), pytest.raises(EmulationError, match="twice"), streams.checking():
+        pass

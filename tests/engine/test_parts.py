@@ -42,7 +42,8 @@ def names(layout):
         (members(1, 2, 3, 4, dtypes="fddf"), None, ["3", "12", "0"]),
         (members(2, 2, 2, dtypes="ddd"), 32, ["12", "0"]),
         (members(1, 2, 3, 4, devices=[None, "x", "x", "y"]), None, ["3", "12", "0"]),
-        (members(2**31, 2**31 - 1, 1), None, ["12", "0"]),
+        (members(2**30, 2**30 - 1, 1), None, ["12", "0"]),
+        (members(1, 2**32 - 1, 1), None, ["2", "1", "0"]),
         (members(0, 0, 5), None, ["012"]),
     ],
 )

@@ -13,6 +13,7 @@ from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine.buckets import Bucket
 from hvd_deepreduce.engine.graph.runtime import FULL, HELD, WANTED, Listener
 from hvd_deepreduce.engine.graph.slots import AGAIN
+from hvd_deepreduce.ops import arrays
 
 
 class HeldUnit(ABC):
@@ -78,7 +79,8 @@ class HeldUnit(ABC):
         with self._lock:
             self._check(run)
             total, divisor = self._sums.pop(at)
-        return total * (carrier / divisor)
+        arrays.scale(total, carrier / divisor)
+        return total
 
     def _check(self, run: int) -> None:
         if self._failure or run != self._run:
