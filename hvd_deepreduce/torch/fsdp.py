@@ -70,8 +70,7 @@ class Replicas(GradientCompression):
         self._compilation = Compilation(usable, tensors, devices, dist.get_rank() == 0)
         made = Made(trained, described(local), find_unused, lambda: hashes(sharding.local(trained)), INSTEAD)
         self._buckets = Buckets(usable, collectives, tensors, 0, lambda: made, None)
-        self._engine = self._buckets.engine
-        self._fsdp = model._get_fsdp_state()
+        self._engine, self._fsdp = self._buckets.engine, model._get_fsdp_state()
         self._failure: Exception | None = None
         self._come: set[int] = set()  # ids of the parameters whose gradients have come
         self._begun: list[tuple[GradBucket, torch.futures.Future[torch.Tensor]]] = []
@@ -174,8 +173,7 @@ class Replicas(GradientCompression):
         for bucket, _ in begun:
             keep_for_stream(bucket.vector)  # it was made on a stream of FSDP's
             tensors = self._units[bucket.number]
-            means = torch.split(bucket.vector, list(map(sharding.size, tensors)))
-            for tensor, mean in zip(tensors, means, strict=True):
+            for tensor, mean in zip(tensors, torch.split(bucket.vector, [*map(sharding.size, tensors)]), strict=True):
                 sharding.write(tensor, mean)
 
     def _wait(self) -> None:
