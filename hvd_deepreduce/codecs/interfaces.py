@@ -198,6 +198,8 @@ class LosslessIndexCodec(IndexCodec, ABC):
     """Whether the operations take at least one index, and a section of no indices has no bytes."""
     sections_of: ClassVar[Any] = None
     """The sections of several lists, none of them empty, on a GPU with one wait for all; None: one by one."""
+    read_many: ClassVar[Any] = None
+    """The indices of several sections, at least one of each, on a GPU in one set of launches; None: one by one."""
 
     @staticmethod
     @abstractmethod
@@ -230,6 +232,13 @@ class LosslessIndexCodec(IndexCodec, ABC):
         if section.size:
             raise ValueError(f"the section has {section.size} bytes: no indices take none")
         return section.view(np.uint32)
+
+    @classmethod
+    def decode_many(cls, sections: Sequence[U8], numel: int, counts: Sequence[int], key: RngKey) -> list[U32]:
+        if cls.read_many is None or not all(counts):
+            return super().decode_many(sections, numel, counts, key)
+        found: list[U32] = cls.read_many(sections, numel, counts)
+        return found
 
 
 class ValueCodec(Codec, ABC):

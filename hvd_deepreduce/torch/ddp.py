@@ -108,25 +108,26 @@ class DeepReduceState(GradientCompression):
         if self._buckets:
             self._buckets.close()
 
-    def prepare(self, device: torch.device) -> None:
-        """Begins to compile the kernels for gradients on this device."""
+    def prepare(self, device: torch.device) -> Compilation:
+        """Begins to compile the kernels for gradients on this device, unless that was done."""
         if self._compilation is None:
             config, tensors = self._engine.config, TorchTensors()
             used = device.type == "cuda" and (dist.get_world_size(self.process_group) > 1 or config.has_velocity)
             self._compilation = Compilation(config, tensors, [device] if used else [], dist.get_rank() == 0)
+        return self._compilation
 
     def buckets(self, first: Any) -> Buckets:
         """What takes DDP's buckets; made, on all ranks at the same time, when the first one comes."""
         if self._buckets is None:
-            self.prepare(first.buffer().device)
+            compilation = self.prepare(first.buffer().device)
             tensors, models = TorchTensors(), self._models.of(first.parameters()[0])
             whole = models[0].process_group if models else self.process_group
             group = self.process_group or whole
             limit = None if self.timeout is None else self.timeout.total_seconds()
             Rendezvous("hook", whole, limit).meet(group, first.buffer())
             collectives = DistributedCollectives(tensors, group, self.timeout)
-            if self._compilation is not None and not self.start_iter:
-                self._compilation.wait()
+            if not self.start_iter:
+                compilation.wait()
             made = partial(_made, models)
             buckets = Buckets(self._engine.config, collectives, tensors, self.start_iter, made, self._loaded)
             buckets.engine.stats.wishes = self._engine.stats.wishes

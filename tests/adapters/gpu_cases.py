@@ -26,7 +26,7 @@ from hvd_deepreduce.torch import ddp
 from hvd_deepreduce.torch.fsdp import compress_replicas
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from tests.adapters.common import LOSSLESS, LOSSY
-from tests.adapters.torch_job import arrays, flat, network
+from tests.adapters.torch_job import Given, arrays, flat, loss_of, network
 from tests.case_runner import case, run_cases
 
 GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -49,16 +49,8 @@ def configs():
         yield {**LOSSY, "index": {"name": "bloom", "policy": "p2"}, "value": "fit_poly", "scope": "bucket"}
 
 
-class Given(nn.Module):
-    """Its gradients are those that it is called with, in its parameters' order."""
-
-    def __init__(self, device):
-        super().__init__()
-        for number, shape in enumerate(SHAPES):
-            self.register_parameter(f"p{number}", nn.Parameter(torch.zeros(shape, device=device)))
-
-    def forward(self, gradients):
-        return sum((p * g).sum() for p, g in zip(self.parameters(), gradients, strict=True))
+def given(device):
+    return Given({f"p{number}": np.zeros(shape, np.float32) for number, shape in enumerate(SHAPES)}).to(device)
 
 
 def gradients_of(step, device):
@@ -70,7 +62,7 @@ def gradients_of(step, device):
 def with_ddp(config, device, steps=4, within=nullcontext, beside=lambda: None):
     """The means of each step and the last residuals, as bytes. ``beside`` runs between forward and backward pass."""
     with within():
-        model = Given(device)
+        model = given(device)
         called = DDP(model, bucket_cap_mb=CAP)
         state = ddp.DeepReduceState(config)
         called.register_comm_hook(state, ddp.deepreduce_hook)
@@ -135,7 +127,7 @@ def little_memory_that_others_write_to():
 
 def with_fsdp(config, device, steps=3):
     """Each rank is a replica, of one shard."""
-    model = Given(device)
+    model = given(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))
     fully_shard(model, mesh=mesh["shard"])
     replicas = compress_replicas(model, mesh["replicate"], config)
@@ -155,12 +147,6 @@ def means_and_residuals_of_fsdp_are_those_on_the_host():
         compare(with_fsdp, config)
 
 
-def batch(step, device):
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    x = torch.randn(16, 20, generator=generator)
-    return x.to(device), x[:, :4].argmax(1).to(device)
-
-
 @case
 def local_updates_on_a_gpu():
     if dist.get_world_size() == 1:
@@ -173,8 +159,7 @@ def local_updates_on_a_gpu():
             optimizer = LocalSGD(sgd, model, settings, every=2, process_group=dist.group.WORLD, **config)
             for step in range(8):
                 optimizer.zero_grad()
-                x, y = batch(step, device)
-                nn.functional.cross_entropy(model(x), y).backward()
+                loss_of(model, step, dist.get_rank()).backward()
                 optimizer.step()
             optimizer.sync()
             models.append(flat(model).cpu())
@@ -201,9 +186,8 @@ def mixed_precision_and_batch_norm():
     scaler = torch.amp.GradScaler(GPU.type, init_scale=2.0**10)
     for step in range(6):
         optimizer.zero_grad()
-        x, y = batch(step, GPU)
         with torch.autocast(GPU.type, torch.float16 if GPU.type == "cuda" else torch.bfloat16):
-            loss = nn.functional.cross_entropy(called(x), y)
+            loss = loss_of(called, step, dist.get_rank())
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -218,7 +202,7 @@ def with_horovod(config, device, nccl=False, steps=4, within=nullcontext):
 
     hvd.nccl = nccl
     with within():
-        model = Given(device)
+        model = given(device)
         compression, found = DeepReduce(model, config), []
         handles = [None] * len(SHAPES)
 

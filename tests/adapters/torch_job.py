@@ -23,7 +23,7 @@ def batch(step, rank=None):
 
 
 class Given(nn.Module):
-    """Its gradients are those that it is called with. Its parameters are arrays by name."""
+    """Its gradients are those that it is called with, arrays or tensors. Its parameters are arrays by name."""
 
     def __init__(self, arrays):
         super().__init__()
@@ -31,7 +31,7 @@ class Given(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.from_numpy(np.array(one))))
 
     def forward(self, gradients):
-        return sum((p * torch.from_numpy(g)).sum() for p, g in zip(self.parameters(), gradients, strict=True))
+        return sum((p * torch.as_tensor(g)).sum() for p, g in zip(self.parameters(), gradients, strict=True))
 
 
 def loss_of(model, step, rank=None):

@@ -3,9 +3,7 @@
 Golomb, "Run-length encodings", IEEE Trans. Inf. Theory 1966; Rice and Plaunt, IEEE Trans. Commun. 1971.
 """
 
-from collections.abc import Sequence
-
-from hvd_deepreduce.codecs.interfaces import U8, U32, LosslessIndexCodec, RngKey, index_codecs
+from hvd_deepreduce.codecs.interfaces import LosslessIndexCodec, index_codecs
 from hvd_deepreduce.ops import rice
 
 
@@ -20,11 +18,5 @@ class Rice(LosslessIndexCodec):
     name = "rice"
     id = 4
     no_bytes_for_none = True
-    sections_of = staticmethod(rice.encode_many)
+    sections_of, read_many = staticmethod(rice.encode_many), staticmethod(rice.decode_many)
     section_of, read = staticmethod(rice.encode), staticmethod(rice.decode)
-
-    @classmethod
-    def decode_many(cls, sections: Sequence[U8], numel: int, counts: Sequence[int], key: RngKey) -> list[U32]:
-        if not all(counts):
-            return super().decode_many(sections, numel, counts, key)
-        return rice.decode_many(sections, numel, counts)
