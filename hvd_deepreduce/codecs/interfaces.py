@@ -198,6 +198,9 @@ class LosslessIndexCodec(IndexCodec, ABC):
     """Whether the operations take at least one index, and a section of no indices has no bytes."""
     sections_of: ClassVar[Any] = None
     """The sections of several lists, none of them empty, on a GPU with one wait for all; None: one by one."""
+    measured: ClassVar[Any] = None
+    """Of a list that is not empty, on a GPU, without a wait: room with its section at the begin, and the number of its
+    bits, uint64 ``[1]``; None: the host must know more."""
     read_many: ClassVar[Any] = None
     """The indices of several sections, at least one of each, on a GPU in one set of launches; None: one by one."""
 

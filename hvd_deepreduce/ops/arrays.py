@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_deepreduce.ops import bitmap, sections
-from hvd_deepreduce.ops.deferred import check_selection, counter, generic_kernel, residual_guard
+from hvd_deepreduce.ops.deferred import check_selection, counter, generic_kernel, residual_guard, selection_guard
 from hvd_deepreduce.ops.device import THREADS, allocate, array_module, for_each, grid, launch, scan_status, suffix
 from hvd_deepreduce.ops.dispatch import generic, operation
 from hvd_deepreduce.ops.library import address, kernels_by_dtype
@@ -27,9 +27,9 @@ _sum = kernels_by_dtype("sum", "v", "PUpppidi")
 _copy_finite = kernels_by_dtype("copy_finite", "i", "PPUi")
 _copy_finite_many = kernels_by_dtype("copy_finite_many", "i", "pppU")
 
-_PARTS = 8
+SUM_PARTS = 8
 """Parts that one launch sums, as in kernels/arrays/arrays.cu."""
-_SUM_TILE = 2048
+SUM_TILE = 2048
 """Elements that a block sums, as in kernels/arrays/arrays.cu."""
 
 
@@ -136,7 +136,7 @@ def _(dense: Device, indices: Device | None, values: Device) -> None:
         xp, values = array_module(dense), values.astype(dense.dtype, copy=False)
         for_each(
             xp, _FILE, f"subtract_{suffix(dense.dtype)}", values.size, dense, indices, values.size, values,
-            residual_guard(),
+            residual_guard(), selection_guard(),
         )  # fmt: skip
 
 
@@ -165,12 +165,12 @@ def _(out: Device, parts: list[tuple[Device | None, Device]], scale: float, thre
         return
     # Parts without elements are left out: their arrays may have no address, and null indices mean a dense part.
     cast = [(indices, values.astype(out.dtype, copy=False)) for indices, values in parts if values.size]
-    tiles = -(-out.size // _SUM_TILE)
-    for begin in range(0, max(1, len(cast)), _PARTS):
-        now = cast[begin : begin + _PARTS]
+    tiles = -(-out.size // SUM_TILE)
+    for begin in range(0, max(1, len(cast)), SUM_PARTS):
+        now = cast[begin : begin + SUM_PARTS]
         arguments = [argument for indices, values in now for argument in (indices, values, values.size)]
-        arguments += [None, None, 0] * (_PARTS - len(now))
-        last = begin + _PARTS >= len(cast)
+        arguments += [None, None, 0] * (SUM_PARTS - len(now))
+        last = begin + SUM_PARTS >= len(cast)
         kind, size, count = suffix(out.dtype), u64(out.size), u32(len(now))
         starts = xp.empty(max(1, len(now)) * (tiles + 1), u32)
         most = max([values.size for indices, values in now if indices is not None], default=0)

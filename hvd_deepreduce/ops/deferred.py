@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_deepreduce.ops import device
 from hvd_deepreduce.ops.device import (
@@ -53,11 +54,13 @@ class _Encoding:
 
     Attributes:
         exact: top-k waits for the number of zeros.
+        recorded: a program is being recorded, so that the host cannot wait.
         assumed: top-k has assumed that there are enough nonzero elements, and the host has not read since.
         selected: the selection has ended.
     """
 
     SIZES = 62
+    recorded = False
 
     def __init__(self, xp: Any, gradient: Device, exact: bool, sizes: int = SIZES) -> None:
         self.gradient, self.exact, self.mailbox = gradient, exact, cleared(xp, 2 + sizes, np.uint64)
@@ -92,12 +95,23 @@ class _Encoding:
         self.check_finite()
         numbers = self.mailbox.get()
         self.read = True
-        if numbers[0]:
-            raise NonFiniteError
-        if self.selected and numbers[1]:
-            raise FewerNonzerosError
+        sizes = opened(numbers, self.selected)
         self.assumed = self.assumed and not self.selected
-        return [int(numbers[self.slots[slot.data.ptr]]) for slot in slots]
+        return [sizes[self.slots[slot.data.ptr] - 2] for slot in slots]
+
+
+def opened(mailbox: NDArray[Any], selected: bool = True) -> list[int]:
+    """The sizes of a mailbox.
+
+    Raises:
+        NonFiniteError, FewerNonzerosError: as ``_Encoding.ask``.
+    """
+    not_finite, zeros, *sizes = mailbox.tolist()
+    if not_finite:
+        raise NonFiniteError
+    if selected and zeros:
+        raise FewerNonzerosError
+    return sizes
 
 
 class _State(threading.local):
@@ -190,6 +204,28 @@ def _(gradient: Device, slices: int) -> Iterator[None]:
             state.encoding, state.starts = before
 
 
+@contextmanager
+def recording(gradient: Any, finite: bool, feedback: bool) -> Iterator[_Encoding]:
+    """The context for recording the encoding of a gradient, of which a ``Program`` has a placeholder; one size.
+
+    Kernels leave the residual as it was if the gradient is not finite, and subtract nothing if zeros were selected. The
+    caller reads the mailbox, with ``opened``.
+
+    Args:
+        finite: as for ``encoding``.
+        feedback: whether there is a residual.
+    """
+    before = state.encoding, state.starts
+    state.encoding, state.starts = _Encoding(array_module(gradient), gradient, False, 1), {}
+    state.encoding.recorded, state.encoding.checked = True, finite
+    try:
+        if not feedback:
+            state.encoding.check_finite()  # codecs are about to read the gradient itself
+        yield state.encoding
+    finally:
+        state.encoding, state.starts = before
+
+
 def end_selection() -> None:
     """Within ``encoding``: the gradient has been added to the residual, and the elements to send are selected."""
     if state.encoding is not None:
@@ -203,8 +239,13 @@ def check_selection() -> None:
     Raises:
         FewerNonzerosError, NonFiniteError: as ``encoding``.
     """
-    if state.encoding is not None and state.encoding.assumed:
+    if state.encoding is not None and state.encoding.assumed and not state.encoding.recorded:
         state.encoding.ask()
+
+
+def selection_guard() -> Any:
+    """Where kernels read how many zeros were selected, if the host cannot know yet: nothing is subtracted then."""
+    return NULL if state.encoding is None or not state.encoding.recorded else state.encoding.zeros
 
 
 @operation()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ _PASSED: dict[type, Callable[[Any], Any]] = {int: u64, bool: u32, type(None): la
 
 def array_module(array: Device) -> Any:
     """CuPy, or the module that takes its place for this array; NumPy for its own. ``None`` stands for CuPy."""
-    return np if isinstance(array, np.ndarray) else getattr(type(array), "array_module", None) or _cupy()
+    return np if isinstance(array, np.ndarray) else getattr(array, "array_module", None) or _cupy()
 
 
 def allocate(like: Device, count: int, dtype: Any) -> NDArray[Any]:
@@ -193,6 +194,20 @@ def launch(xp: Any, file: str, kernel: str, blocks: int, *arguments: Any) -> Non
         arguments: arrays, and numbers of NumPy's types. An int is passed as uint64, a bool as uint32, and ``None`` as a
             null pointer.
     """
+    if type(xp) is not ModuleType:  # a ``Program``
+        xp.record(file, kernel, blocks, arguments)
+        return
+    function_of(xp, file, kernel)((max(1, blocks),), (THREADS,), tuple(map(passed, arguments)))
+
+
+def passed(argument: Any) -> Any:
+    """An argument of ``launch`` as a kernel gets it."""
+    of = _PASSED.get(type(argument))
+    return argument if of is None else of(argument)
+
+
+def function_of(xp: Any, file: str, kernel: str) -> Any:
+    """The kernel on the current device, compiled at first use."""
     device = _device(xp)
     function = _functions.get((id(xp), device, file, kernel))
     if function is None:
@@ -201,8 +216,7 @@ def launch(xp: Any, file: str, kernel: str, blocks: int, *arguments: Any) -> Non
             if module is None:
                 module = _modules[id(xp), device, file] = _module(xp, file)
         function = _functions[id(xp), device, file, kernel] = module.get_function(kernel)
-    passed = [argument if (of := _PASSED.get(type(argument))) is None else of(argument) for argument in arguments]
-    function((max(1, blocks),), (THREADS,), tuple(passed))
+    return function
 
 
 def for_each(xp: Any, file: str, kernel: str, items: int, *arguments: Any, tile: int = THREADS) -> None:
@@ -213,10 +227,15 @@ def for_each(xp: Any, file: str, kernel: str, items: int, *arguments: Any, tile:
 
 def grid(xp: Any, items: int, each: int = THREADS) -> int:
     """The number of blocks for a grid-stride kernel: ``each`` items a block, at most as many blocks as run at once."""
+    return min(-(-items // each), blocks_at_once(xp))
+
+
+def blocks_at_once(xp: Any) -> int:
+    """As many blocks as run at once on the first device that was used: a kernel takes any number."""
     at_once = getattr(xp, "processors", 0) or _processors.get(id(xp), 0)
-    if not at_once:  # of the first device that is used: a kernel takes any number
+    if not at_once:
         at_once = _processors[id(xp)] = 8 * xp.cuda.Device().attributes["MultiProcessorCount"]
-    return min(-(-items // each), at_once)
+    return int(at_once)
 
 
 def scan_status(xp: Any, items: int, each: int = THREADS) -> Device:
@@ -263,7 +282,7 @@ def cleared(xp: Any, count: int, dtype: Any) -> Device:
     """``count`` zeros for kernels to work on. No part is handed out twice, so a result may be among them; it keeps all
     of its chunk alive."""
     words = -(-count * np.dtype(dtype).itemsize // 8)
-    if not _chunk.open or words > _CHUNK_WORDS // 4:
+    if not _chunk.open or words > _CHUNK_WORDS // 4 or type(xp) is not ModuleType:
         return xp.zeros(count, dtype)
     device = _device(xp)
     if _chunk.memory is None or _chunk.device != device or _chunk.used + words > _CHUNK_WORDS:
@@ -290,6 +309,6 @@ def suffix(dtype: Any) -> str:
     return {4: "f32", 8: "f64"}[np.dtype(dtype).itemsize]
 
 
-def key_words(*key: int) -> tuple[np.uint32, ...]:
-    """The parts of a random key as 32-bit words."""
-    return tuple(np.uint32(word & 0xFFFFFFFF) for word in key)
+def key_words(*key: Any) -> tuple[Any, ...]:
+    """The parts of a random key as 32-bit words; a program's are numbers of a run."""
+    return tuple(np.uint32(word & 0xFFFFFFFF) if isinstance(word, int | np.integer) else word for word in key)

@@ -8,27 +8,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops import arrays, sections
-from hvd_deepreduce.ops.bits import packed_bytes
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, grid, launch
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.ops.device import THREADS, array_module, grid, launch
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.groups import bucket_count
 from hvd_deepreduce.ops.library import NonFiniteError, address, kernel
+from hvd_deepreduce.ops.program import Program
 from hvd_deepreduce.ops.rice_blocks import blocks_of
-from hvd_deepreduce.ops.types import F32, U8, Device, i32, u32, u64
+from hvd_deepreduce.ops.types import F32, U8, Device, u32, u64
 
 Table = NDArray[Any]
 TENSOR = np.dtype([("begin", "u8"), ("end", "u8"), ("salt", "u8")])
 """A tensor of a message: its elements of the vector, and the salt of its checksum."""
 SETTINGS = np.dtype([("form", "u4"), ("bits", "u4"), ("bucket_size", "u8"), ("l2", "u4"), ("blocks", "u4")])
 """What the containers have in common: the form in their headers, QSGD's settings, and whether the index codec is
-``rice_blocks`` (1) or ``rice`` (0)."""
+``rice_blocks`` (1) or ``rice`` (0). On a GPU, 1 bit stands for signs, and a bucket size of 0 for all values."""
 
 _bound = kernel("fused_bound", "U", "UUP")
 _encode = kernel("fused_encode", "I", "PPUUPuuuuuiiip")
 _decode = kernel("fused_decode", "I", "PUUpUpPdU*i")
 _NOT_FINITE = -7
-_QSGD_HEADER = 8
+_JOB_WORDS = 16
+"""Of a job of kernels/fused/fused.cu."""
 _TILE = 8 * THREADS
 """Bytes of a tile of the highs, as in kernels/common/device.cuh."""
 
@@ -86,8 +86,8 @@ def decode(
         rank: whose bytes are counted.
 
     Returns:
-        The bytes of this rank's containers. ``None``: a byte is not as ``encode`` writes it; ``out`` is unchanged then.
-        On a GPU, the host waits for the headers, unless they were prefetched, and for the checks.
+        The bytes of this rank's containers. ``None``: a byte is not as ``encode`` writes it, or, on a GPU, a container
+        is of no element; ``out`` is unchanged then. On a GPU, the host waits once.
     """
     own = c_uint64()
     failed = _decode(
@@ -100,74 +100,80 @@ def decode(
 def _(
     data: Device, ranks: int, tensors: Table, settings: Table, out: Device, scale: float, rank: int, threads: int = 1
 ) -> int | None:
-    rows, (form, bits, bucket_size, _, of_blocks) = tensors.tolist(), settings.tolist()[0]
-    sections.prefetch_short_headers(data, ranks, [end - begin for begin, end, _ in rows], out.itemsize)
-    jobs: list[tuple[int, ...]] = []
-    at = own = elements = blocks = 0
-    words = 1  # the first one has the error
-    for number in range(ranks * len(rows)):
-        begin, end, salt = rows[number % len(rows)]
-        job = _job(data, at, end - begin, form, bits, bucket_size, salt)
-        if job is None:
-            return None
-        size, count, rice_bytes = job[1], job[4], job[6]
-        found = words
-        of_highs = found + 4
-        of_join = of_highs + -(-rice_bytes // _TILE) + 1
-        of_places = of_join + -(-count // THREADS) + 1
-        words = of_places + (-(-blocks_of(count) // THREADS) + 1 if of_blocks else 0)
-        jobs.append((*job, elements, found, of_highs, of_join, blocks, of_places))
-        elements += -(-count // 4) * 4  # so that four values are stored at once
-        blocks, at = blocks + blocks_of(count), at + size
-        own += size if number // len(rows) == rank else 0
-    if at != data.size:
+    xp, rows, size = array_module(data), tensors.tolist(), _rounded(data.size)
+    parts = tuple((begin, end) for begin, end, _ in rows)
+    if not data.size or any(begin == end for begin, end in parts):
         return None
-    parts = [(job[10], job[10] + job[4]) for job in jobs]
-    xp = array_module(data)
-    there, scratch = xp.asarray(np.array(jobs, u64).reshape(-1)), cleared(xp, words, u64)
-    error = scratch[:1].view(i32)[:1]
-    lists, values = xp.empty(2 * elements, u32), xp.empty(elements, np.float32)
-    highs, indices = lists[:elements], lists[elements:]
-    each = grid(xp, max(job[1] for job in jobs), _TILE)
-    size, file, each_of = len(jobs) * each, "fused/fused", u64(each)
+    what = id(xp), ranks, size, parts, settings.tobytes(), rank, out.size
+    program = _decodes.get(what)
+    if program is None:
+        if len(_decodes) == _MOST_KEPT:
+            _decodes.clear()
+        program = _decodes[what] = _recorded(xp, ranks, size, parts, settings, rank, out.size)
+    table = np.array([(end - begin, salt) for begin, end, salt in rows], u64).reshape(-1)
+    (bad, own, error), _ = program.run((data, out), (data.size, scale), table)
+    return None if bad or error else int(own)
+
+
+_decodes: dict[tuple[Any, ...], Program] = {}
+_MOST_KEPT = 1000
+"""Recorded decodes that are kept."""
+
+
+def _rounded(size: int) -> int:
+    """At least ``size``, and up to an eighth more, so that messages of about the same size have one program."""
+    step = max(4096, 1 << max(0, size.bit_length() - 4))
+    return -(-size // step) * step
+
+
+def _recorded(
+    xp: Any, ranks: int, size: int, parts: tuple[tuple[int, int], ...], settings: Table, rank: int, numel: int
+) -> Program:
+    """The launches of ``decode``, for up to ``size`` bytes of data. The device reads the headers."""
+    program, containers = Program(xp), ranks * len(parts)
+    form, bits, bucket_size, _, of_blocks = settings.tolist()[0]
+    data, out = program.input(size, np.uint8), program.input(numel, np.float32)
+    bytes_there, scale = program.scalar(u64), program.scalar(np.float32)
+    table, state = program.given(2 * len(parts), u64), program.zeros(3, u64)
+    # The most elements that the bytes can be of: one takes a bit of the index section, and `bits` of the value section.
+    elements = 8 * size // (bits + 1) + 4 * containers
+    blocks = blocks_of(elements) + containers
+    words = 10 * containers + size // _TILE + elements // THREADS + blocks // THREADS
+    jobs, scratch = program.empty(_JOB_WORDS * containers, u64), program.zeros(words, u64)
+    highs, indices, values = (program.empty(elements, dtype) for dtype in (u32, u32, np.float32))
+    # What the largest tensor's container has, if all elements of the tensors are as likely to be sent.
+    share = max(end - begin for begin, end in parts) / sum(end - begin for begin, end in parts) / ranks
+    each = grid(program, int(size * share) + 1, _TILE)
+    blocks_of_all, file, each_of, common = containers * each, "fused/fused", u64(each), (u32(bits), bucket_size)
+    launch(
+        program, file, "fused_jobs", 1, data, bytes_there, u32(ranks), u32(len(parts)), table, u32(form), *common,
+        u32(rank), jobs, state,
+    )  # fmt: skip
     if of_blocks:
-        places = xp.empty(blocks, u64)
-        launch(xp, file, "fused_places", size, data, there, each_of, scratch, places, error)
-        launch(xp, file, "fused_blocks_highs", size, data, there, each_of, scratch, highs)
-        launch(xp, file, "fused_blocks_join", size, data, there, each_of, scratch, places, highs, indices, error)
+        places = program.empty(blocks, u64)
+        launch(program, file, "fused_places", blocks_of_all, data, jobs, each_of, scratch, places, state)
+        launch(program, file, "fused_blocks_highs", blocks_of_all, data, jobs, each_of, scratch, highs, state)
+        launch(
+            program, file, "fused_blocks_join", blocks_of_all, data, jobs, each_of, scratch, places, highs, indices,
+            state,
+        )  # fmt: skip
     else:
-        launch(xp, file, "fused_highs", size, data, there, each_of, scratch, highs)
-        launch(xp, file, "fused_join", size, data, there, each_of, scratch, highs, indices, error)
-    launch(xp, file, "fused_values", size, data, there, each_of, u32(bits), bucket_size, scratch, values, error)
-    if int(error.get()[0]):
-        return None
-    for number, (begin, end, _) in enumerate(rows):
-        of_ranks = [(indices[i:j], values[i:j]) for i, j in parts[number :: len(rows)]]
-        arrays.sum_into(out[begin:end], of_ranks, scale)
-    return own
-
-
-def _job(
-    data: Device, at: int, numel: int, form: int, bits: int, bucket_size: int, salt: int
-) -> tuple[int, ...] | None:
-    """What the kernels must know of the container that begins at a byte of ``data``: the job of kernels/fused/fused.cu,
-    up to ``code_bytes``. ``None``: its header is not as ``encode`` writes it."""
-    header = sections.peek(data[at:], sections.HEADER_BYTES)
-    if len(header) < 5 or header[4] != form:
-        return None
-    try:
-        count, next_at = sections.read_varint(header, 5)
-        rice_bytes, next_at = sections.read_varint(header, next_at)
-        value_bytes, next_at = sections.read_varint(header, next_at)
-    except ValueError:
-        return None
-    rice = at + next_at
-    norms = rice + rice_bytes + _QSGD_HEADER
-    codes, code_bytes = norms + 4 * bucket_count(count, bucket_size), packed_bytes(count, bits)
-    end = codes + code_bytes
-    if not 0 < count <= numel or 8 * rice_bytes < count or value_bytes != _QSGD_HEADER + end - norms or end > data.size:
-        return None  # an empty support, too: it is rare, and the composed way knows it
-    settings = sections.peek(data[norms - _QSGD_HEADER :], _QSGD_HEADER)
-    if settings != bytes([bits, 0, 0, 0]) + bucket_size.to_bytes(4, "little"):
-        return None
-    return at, end - at, salt, numel, count, rice, rice_bytes, norms, codes, code_bytes
+        launch(program, file, "fused_highs", blocks_of_all, data, jobs, each_of, scratch, highs, state)
+        launch(program, file, "fused_join", blocks_of_all, data, jobs, each_of, scratch, highs, indices, state)
+    launch(program, file, "fused_values", blocks_of_all, data, jobs, each_of, *common, scratch, values, state)
+    for number, (begin, end) in enumerate(parts):
+        tiles = -(-(end - begin) // arrays.SUM_TILE)
+        for first in range(0, ranks, arrays.SUM_PARTS):
+            now, last = min(ranks - first, arrays.SUM_PARTS), first + arrays.SUM_PARTS >= ranks
+            starts = program.empty(now * (tiles + 1), u32)
+            of_parts = jobs, u32(first * len(parts) + number), u32(len(parts)), indices, values
+            of_starts = now * grid(program, int(elements * share) + 1)
+            launch(
+                program, file, "fused_sum_starts", of_starts, end - begin, u32(now), *of_parts, tiles, starts, state
+            )
+            launch(
+                program, file, "fused_sum", tiles, out[begin:end], end - begin, scale if last else np.float32(1),
+                first > 0, u32(now), *of_parts, starts, state,
+            )  # fmt: skip
+    program.end(state)
+    return program

@@ -8,8 +8,8 @@ from ctypes import byref, c_uint64
 import numpy as np
 
 from hvd_deepreduce.ops import sections
-from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
+from hvd_deepreduce.ops.deferred import check_later, counter
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import check, check_room, kernel
 from hvd_deepreduce.ops.sections import Job, cut
@@ -53,19 +53,19 @@ def encode_many(lists: Sequence[U32], numels: Sequence[int]) -> list[U8]:
 
 @encode_many.cuda
 def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
-    made, sizes = [], []
-    for indices, numel in zip(lists, numels, strict=True):
-        xp, count = array_module(indices), indices.size
-        status = scan_status(xp, count)
-        # One array of zeros, for one launch: | sums [32] | status | words of the section, and one more for put_bits |
-        scratch, bits = cleared(xp, 32 + status.size + -(-_bound(count, numel) // 8) + 1, u64), counter(xp)
-        sums, status, words = scratch[:32], scratch[32 : 32 + status.size], scratch[32 + status.size :].view(u32)
-        for_each(xp, "rice/rice", "rice_sums", count, indices, count, sums)
-        for_each(xp, "rice/rice", "rice_write", count, indices, count, numel, sums, status, words, bits)
-        made.append(words.view(np.uint8))
-        sizes.append(bits)
-    bits_of = read_counters(sizes)
-    return [section[: (size + 7) // 8] for section, size in zip(made, bits_of, strict=True)]
+    return sections.encode_many(lists, numels, measured)
+
+
+def measured(indices: Device, numel: int) -> tuple[Device, Device]:
+    """On a GPU, without a wait: room with the section at its begin, and the number of its bits."""
+    xp, count = array_module(indices), indices.size
+    tiles = -(-count // THREADS) + 1
+    # One array of zeros, for one launch: | sums [32] | status | words of the section, and one more for put_bits |
+    scratch, bits = cleared(xp, 32 + tiles + -(-_bound(count, numel) // 8) + 1, u64), counter(xp)
+    sums, status, words = scratch[:32], scratch[32 : 32 + tiles], scratch[32 + tiles :].view(u32)
+    for_each(xp, "rice/rice", "rice_sums", count, indices, count, sums)
+    for_each(xp, "rice/rice", "rice_write", count, indices, count, numel, sums, status, words, bits)
+    return words.view(np.uint8), bits
 
 
 @operation()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvd_deepreduce.ops import sections
-from hvd_deepreduce.ops.deferred import check_later, counter, read_counters
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
+from hvd_deepreduce.ops.deferred import check_later, counter
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import check, check_room, kernel
 from hvd_deepreduce.ops.sections import Job, cut
@@ -58,26 +58,25 @@ def encode_many(lists: Sequence[U32], numels: Sequence[int]) -> list[U8]:
 
 @encode_many.cuda
 def _(lists: Sequence[Device], numels: Sequence[int]) -> list[Device]:
-    rooms, sizes = [], []
-    for indices, numel in zip(lists, numels, strict=True):
-        xp, count = array_module(indices), indices.size
-        blocks, status = blocks_of(count), scan_status(xp, count)
-        of_blocks = -(-blocks // THREADS) + 1
-        # One array of zeros, for one launch: | place of the highs | status of the blocks | of the gaps | words of the
-        # section, and one more for put_bits |
-        words = -(-_bound(count, numel) // 8) + 1
-        scratch, bits = cleared(xp, 1 + of_blocks + status.size + words, u64), counter(xp)
-        begin, of_gaps = scratch[:1], scratch[1 + of_blocks : 1 + of_blocks + status.size]
-        section = scratch[1 + of_blocks + status.size :].view(u32)
-        parameters, places = xp.empty(blocks, np.uint8), xp.empty(blocks, u64)
-        for_each(xp, _FILE, "rice_blocks_parameters", 32 * blocks, indices, count, parameters)
-        for_each(xp, _FILE, "rice_blocks_places", blocks, parameters, count, scratch[1 : 1 + of_blocks], places, begin)
-        for_each(
-            xp, _FILE, "rice_blocks_write", count, indices, count, parameters, places, begin, of_gaps, section, bits
-        )
-        rooms.append(section.view(np.uint8))
-        sizes.append(bits)
-    return [room[: (bits + 7) // 8] for room, bits in zip(rooms, read_counters(sizes), strict=True)]
+    return sections.encode_many(lists, numels, measured)
+
+
+def measured(indices: Device, numel: int) -> tuple[Device, Device]:
+    """On a GPU, without a wait: room with the section at its begin, and the number of its bits."""
+    xp, count = array_module(indices), indices.size
+    blocks = blocks_of(count)
+    of_blocks, of_gaps = -(-blocks // THREADS) + 1, -(-count // THREADS) + 1
+    # One array of zeros, for one launch: | place of the highs | status of the blocks | of the gaps | words of the
+    # section, and one more for put_bits |
+    words = -(-_bound(count, numel) // 8) + 1
+    scratch, bits = cleared(xp, 1 + of_blocks + of_gaps + words, u64), counter(xp)
+    begin, status = scratch[:1], scratch[1 + of_blocks : 1 + of_blocks + of_gaps]
+    section = scratch[1 + of_blocks + of_gaps :].view(u32)
+    parameters, places = xp.empty(blocks, np.uint8), xp.empty(blocks, u64)
+    for_each(xp, _FILE, "rice_blocks_parameters", 32 * blocks, indices, count, parameters)
+    for_each(xp, _FILE, "rice_blocks_places", blocks, parameters, count, scratch[1 : 1 + of_blocks], places, begin)
+    for_each(xp, _FILE, "rice_blocks_write", count, indices, count, parameters, places, begin, status, section, bits)
+    return section.view(np.uint8), bits
 
 
 @operation()

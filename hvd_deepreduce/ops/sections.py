@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_deepreduce.ops.deferred import check_later, state
+from hvd_deepreduce.ops.deferred import check_later, read_counters, state
 from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch
 from hvd_deepreduce.ops.dispatch import on_host, operation
 from hvd_deepreduce.ops.library import check, kernel
@@ -130,6 +130,30 @@ def _(
         for_each(xp, _FILE, "join", words, *start, *pieces, words, kept, u32(salt), out)
     section = out.view(np.uint8)[:total]
     return section if checked else remember_start(section, header)  # the checksum is not in `header`
+
+
+def measured_container(
+    start: bytes, end: bytes, indices: Device, bits: Device, values: Device, salt: Any
+) -> Device:
+    """On a GPU: a container of version 2 whose index section the host does not know the size of, in room for all sizes.
+
+    Args:
+        start: what its header has between the checksum and the index section's bytes; at most 8 bytes.
+        end: what it has behind these; at most 8 bytes.
+        indices: room of the index section.
+        bits: of the index section; uint64 ``[1]``.
+        values: the value section.
+        salt: as in ``join``.
+    """
+    xp = array_module(values)
+    words = -(-(4 + len(start) + NUMBER_BYTES + len(end) + indices.nbytes + values.nbytes) // 8)
+    out, scratch = xp.empty(words, u64), cleared(xp, 2, u32)
+    for_each(
+        xp, _FILE, "measured_container", words, int.from_bytes(start, "little"), u32(len(start)),
+        int.from_bytes(end, "little"), u32(len(end)), indices, bits, values, values.nbytes, salt, scratch, out,
+    )  # fmt: skip
+    room: Device = out.view(np.uint8)
+    return room
 
 
 @operation()
@@ -316,6 +340,19 @@ def place_of(sections: Sequence[Device]) -> tuple[Device, list[int]] | None:
     if all(0 <= at and at + one.size <= memory.size for at, one in zip(places, sections, strict=True)):
         return memory, places
     return None
+
+
+def encode_many(
+    lists: Sequence[Device], numels: Sequence[int], measured: Callable[[Device, int], tuple[Device, Device]]
+) -> list[Device]:
+    """On a GPU: the sections of several lists of indices, with one wait for all.
+
+    Args:
+        measured: of a list and its number of elements: room with its section at the begin, and the number of its bits.
+    """
+    made = [measured(indices, numel) for indices, numel in zip(lists, numels, strict=True)]
+    bits = read_counters([of_one for _, of_one in made])
+    return [room[: (size + 7) // 8] for (room, _), size in zip(made, bits, strict=True)]
 
 
 class Job(NamedTuple):

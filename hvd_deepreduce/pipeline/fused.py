@@ -1,8 +1,9 @@
 """The recommended pipeline in one native call for encode and one for decode and sum; the bytes are the composed way's.
 
 It serves configs of ``topk``, ``rice`` and ``qsgd`` (without an entropy coder and without fitted scales), in float32,
-without velocities, and containers of version 2. On a GPU it decodes: the containers of all ranks in one set of
-launches. Everything else goes the composed way, from codec to codec.
+without velocities, and containers of version 2. On a GPU it decodes, also signs, and whatever has selected: the
+containers of all ranks in one set of launches; recorded.py encodes there. Everything else goes the composed way, from
+codec to codec.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hvd_deepreduce.codecs.interfaces import U8, Floats, Parts, RngKey, Sparsifi
 from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL
 from hvd_deepreduce.codecs.sparsify.topk import TopK, kept_of
 from hvd_deepreduce.codecs.value.qsgd import QSGD
+from hvd_deepreduce.codecs.value.sign import Sign
 from hvd_deepreduce.config.settings import Config
 from hvd_deepreduce.ops import fused
 from hvd_deepreduce.wire import frame
@@ -34,25 +36,33 @@ class Fused:
         threads: of the kernels.
     """
 
-    def __init__(self, config: Config, form: int, value: QSGD, blocks: bool, threads: int) -> None:
+    def __init__(self, config: Config, form: int, value: QSGD | Sign, blocks: bool, threads: int) -> None:
         self._config, self._threads = config, threads
         self._scheduled, self._density = config.density_schedule is not None, _density_of(config.sparsifier)
-        self._settings = np.array([(form, value.bits, value.bucket_size, value.norm == "l2", blocks)], fused.SETTINGS)
+        self._decodes = type(value) is QSGD
+        self._encodes = False
+        bits, l2 = 1, False
+        if isinstance(value, QSGD):
+            self._encodes = not (config.has_velocity or value.scaled or value.fit_scale) and (
+                value.under_feedback() is value
+            )
+            bits, l2 = value.bits, value.norm == "l2"
+        self._settings = np.array([(form, bits, value.bucket_size or 0, l2, blocks)], fused.SETTINGS)
 
     @classmethod
     def of(cls, config: Config, shared: frame.Shared, threads: int) -> Fused | None:
         """None: the config has other codecs."""
         index, value = config.index, config.value
-        if type(index) not in (Rice, RiceBlocks) or index is None or type(value) is not QSGD or value.entropy != "none":
+        if type(index) not in (Rice, RiceBlocks) or index is None or not isinstance(value, QSGD | Sign):
             return None
-        if config.has_velocity or value.scaled or value.fit_scale or value.under_feedback() is not value:
+        if type(value) is QSGD and value.entropy != "none":
             return None
         form = frame.SPARSE | 1 + shared.indices.index(index.id)
         return cls(config, form, value, type(index) is RiceBlocks, threads)
 
     def takes(self, like: Floats) -> bool:
-        """Whether arrays such as this one can be decoded: float32."""
-        return like.dtype == _F32 and like.size <= MAX_NUMEL
+        """Whether arrays such as this one can be decoded: float32; signs on a GPU."""
+        return like.dtype == _F32 and like.size <= MAX_NUMEL and (self._decodes or type(like) is not np.ndarray)
 
     def encode(
         self,
@@ -81,7 +91,9 @@ class Fused:
         density = self._density
         if sparsifier is not None or self._scheduled:
             density = _density_of(sparsifier or self._config.sparsifier_at(key.step))
-        if density is None or type(gradient) is not np.ndarray or gradient.dtype != _F32 or gradient.size > MAX_NUMEL:
+        if density is None or not self._encodes or type(gradient) is not np.ndarray:
+            return None
+        if gradient.dtype != _F32 or gradient.size > MAX_NUMEL:
             return None
         salt = frame.salt(digest, gradient.size, gradient.dtype, key)
         kept = kept_of(density, gradient.size)

@@ -18,6 +18,7 @@ from hvd_deepreduce.ops import arrays, deferred, momentum, sparse
 from hvd_deepreduce.ops.library import NonFiniteError
 from hvd_deepreduce.pipeline.composed import Composed, Source
 from hvd_deepreduce.pipeline.fused import Fused
+from hvd_deepreduce.pipeline.recorded import Recorded
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.decoding import decode_part, decode_parts
@@ -44,6 +45,7 @@ class Pipeline:
         self._few_nonzeros: set[int] = set()
         self.fused = Fused.of(config, self.shared, self.threads)
         """The native calls in place of this pipeline's codecs, where there are some."""
+        self._recorded = Recorded.of(config, self.shared)
 
     def encode(
         self,
@@ -92,10 +94,39 @@ class Pipeline:
                 self.keep_velocity(velocity, corrected, support)
             return self._pack(container, version)
 
+        added = False
         try:
-            return self._selecting(gradient, residual, key, use, finite, sparsifier)
+            if version == 2 and self._recorded is not None and type(gradient) is not np.ndarray:
+                try:
+                    recorded = self._encode_recorded(self._recorded, gradient, residual, key, finite, sparsifier)
+                    if recorded is not None:
+                        if velocity is not None and corrected is not None:
+                            self.keep_velocity(velocity, corrected, recorded[1])
+                        return recorded[0]
+                except deferred.FewerNonzerosError:
+                    self._few_nonzeros.add(key.parameter)
+                    added = residual is not None
+            return self._selecting(gradient, residual, key, use, finite, sparsifier, added=added)
         except NonFiniteError:
             return self.encode_uncompressed(gradient, key, version)
+
+    def _encode_recorded(
+        self,
+        recorded: Recorded,
+        gradient: Floats,
+        residual: Floats | None,
+        key: RngKey,
+        finite: bool,
+        sparsifier: Sparsifier | None,
+    ) -> tuple[U8, U32] | None:
+        """As ``Recorded.encode``."""
+        if key.parameter in self._few_nonzeros:
+            return None
+        salt = frame.salt(self.shared.digest, gradient.size, gradient.dtype, key)
+        with deferred.on_device_of(gradient):
+            return recorded.encode(
+                gradient, residual, key, salt, finite, sparsifier or self.config.sparsifier_at(key.step)
+            )
 
     def encode_uncompressed(self, gradient: Floats, key: RngKey, version: Literal[1, 2] = 1) -> U8:
         """The container of all elements as they are: what ``encode`` makes of a gradient that is not finite."""
@@ -262,8 +293,12 @@ class Pipeline:
         sparsifier: Sparsifier | None = None,
         parts: Parts | None = None,
         keys: Sequence[RngKey] | None = None,
+        added: bool = False,
     ) -> R:
         """``use(indices, values)`` of what is selected.
+
+        Args:
+            added: whether the residual has the gradient already.
 
         Raises:
             ContainerError: as ``encode``.
@@ -274,7 +309,7 @@ class Pipeline:
                 f"the gradient has {gradient.size} elements, and at most 2^32 - 1 are allowed: split the parameter"
             )
         select, threads = (sparsifier or self.config.sparsifier_at(key.step)).select, self.threads
-        dense, added = (gradient, None) if residual is None else (residual, gradient)
+        dense, to_add = (gradient, None) if residual is None else (residual, None if added else gradient)
         while True:
             try:
                 # A parameter that once had too few nonzero elements often does, as an embedding: its gradients' nonzero
@@ -282,17 +317,17 @@ class Pipeline:
                 exact = key.parameter in self._few_nonzeros
                 with deferred.encoding(gradient, residual, threads, exact, finite):
                     if parts is None:
-                        indices, values = select(dense, added, key, threads)
+                        indices, values = select(dense, to_add, key, threads)
                     else:
                         indices, values = _joined(parts, [
-                            select(dense[i:j], None if added is None else added[i:j], of_part, threads)
+                            select(dense[i:j], None if to_add is None else to_add[i:j], of_part, threads)
                             for (i, j), of_part in zip(parts, keys or [key] * len(parts), strict=True)
                         ])  # fmt: skip
                     deferred.end_selection()
                     return use(indices, values)
             except deferred.FewerNonzerosError:
                 self._few_nonzeros.add(key.parameter)
-                added = None  # the residual has it
+                to_add = None  # the residual has it
 
     def estimate(self, numel: int, dtype: np.dtype[Any]) -> int:
         """Bytes of a container of version 2 of ``numel`` elements; the same on all ranks.

@@ -19,7 +19,9 @@ JOINT = {"blocks": {}, "blocks of qsgd": {"value": "qsgd", "bits": 2}, "plain bl
          "plain blocks of float16": {"coded": False, "value": "float16"}}  # fmt: skip
 FUSED = {"rice and qsgd": "rice", "rice_blocks and qsgd": "rice_blocks"}
 """As the recommended preset, whose containers one call decodes and sums."""
-TOGETHER = [*FUSED, "rans", "rice", "bloom", "blocks", "plain blocks"]
+SIGNS = "rice_blocks and signs"
+"""As the presets for AdamW: so on a GPU only."""
+TOGETHER = [*FUSED, SIGNS, "rans", "rice", "bloom", "blocks", "plain blocks"]
 """Codecs that decode the containers of all ranks in one set of launches."""
 
 
@@ -28,6 +30,9 @@ def made(index, density, **value):
     if index in FUSED:
         value = {"name": "qsgd", "fit_scale": False, **value}
         return Pipeline(Config.load(sparsifier=sparsifier, index=FUSED[index], value=value))
+    if index == SIGNS:
+        value = {"name": "sign", **value}
+        return Pipeline(Config.load(sparsifier=sparsifier, index="rice_blocks", value=value, error_feedback=False))
     if index in JOINT:
         return Pipeline(Config.load(sparsifier=sparsifier, joint={"name": "densestream", **JOINT[index]}))
     return Pipeline(Config.load(sparsifier=sparsifier, index=INDEX[index], value="raw"))
@@ -76,6 +81,15 @@ def test_sums_of_the_recommended_codecs(gpu, index, sizes, density, value, monke
     assert len(found) == 6 and None not in found
 
 
+@pytest.mark.parametrize("value", [{}, {"bucket_size": 3}, {"bucket_size": 700}, {"magnitude": "one"}])
+def test_sums_of_signs(gpu, value):
+    for sizes, ranks in (([40, 700, 5003], 3), ([3000], 9)):
+        data, slices = gathered(made(SIGNS, 0.3, **value), sizes, ranks)
+        before = cuda_emulator.waits
+        compare(gpu, data, ranks, slices)
+        assert ON_GPU or cuda_emulator.waits - before == 2  # the one call, and the result's copy
+
+
 @pytest.mark.parametrize("index", ["rice", "blocks", "plain blocks"])
 def test_sums_of_float64(gpu, index):
     data, slices = gathered(made(index, 0.3), [1003, 7], 3, np.float64)
@@ -101,11 +115,12 @@ def test_parts_of_rans(gpu):
 
 @pytest.mark.parametrize("index", [*TOGETHER, "blocks of qsgd"])
 def test_a_changed_byte_is_refused_by_its_rank(gpu, index):
-    sizes = [60, 90] if index in FUSED else [300]
+    fused_too = index in (*FUSED, SIGNS)
+    sizes = [60, 90] if fused_too else [300]
     data, slices = gathered(made(index, 0.1), sizes, 3)
     size = data.size // 3
     places = [3, size + 4, size + 6, 2 * size + 12, 2 * size + size // 2]
-    for at in range(0, data.size, 1 if ON_GPU else 7) if index in FUSED else places:
+    for at in range(0, data.size, 1 if ON_GPU else 7) if fused_too else places:
         broken, found = data.copy(), []
         broken[at] ^= 2
         for put, given in ((np.array, np.array), (gpu.put, gpu.bytes)):
@@ -177,6 +192,6 @@ def test_launches_do_not_grow_with_the_ranks(gpu, index):
         before = cuda_emulator.launches, cuda_emulator.waits
         bundle.sum_into(out, there, ranks, slices, 1.0)
         counts.append((cuda_emulator.launches - before[0], cuda_emulator.waits - before[1]))
-    assert counts[0] == counts[1] and counts[0][1] == (2 if index in FUSED else 3)
+    assert counts[0] == counts[1] and counts[0][1] == (1 if index in (*FUSED, SIGNS) else 3)
     if index in FUSED:  # headers, the kernels, the sum's two
         assert counts[0][0] == {"rice": 3, "rice_blocks": 4}[FUSED[index]] + 3

@@ -20,3 +20,4 @@ class Rice(LosslessIndexCodec):
     no_bytes_for_none = True
     sections_of, read_many = staticmethod(rice.encode_many), staticmethod(rice.decode_many)
     section_of, read = staticmethod(rice.encode), staticmethod(rice.decode)
+    measured = staticmethod(rice.measured)

@@ -22,3 +22,4 @@ class RiceBlocks(LosslessIndexCodec):
     no_bytes_for_none = True
     sections_of, read_many = staticmethod(rice_blocks.encode_many), staticmethod(rice_blocks.decode_many)
     section_of, read = staticmethod(rice_blocks.encode), staticmethod(rice_blocks.decode)
+    measured = staticmethod(rice_blocks.measured)
