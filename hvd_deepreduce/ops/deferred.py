@@ -106,7 +106,8 @@ def opened(mailbox: NDArray[Any], selected: bool = True) -> list[int]:
     Raises:
         NonFiniteError, FewerNonzerosError: as ``_Encoding.ask``.
     """
-    not_finite, zeros, *sizes = mailbox.tolist()
+    numbers: list[int] = mailbox.tolist()
+    not_finite, zeros, *sizes = numbers
     if not_finite:
         raise NonFiniteError
     if selected and zeros:

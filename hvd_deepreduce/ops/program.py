@@ -1,7 +1,7 @@
 """Launches on a GPU that are recorded once, and then made again for other arrays of the same sizes.
 
-In Python a launch takes about 8 us, a view of an array 1 us and an allocation 10 us, so that the host is slower than the
-GPU for a bucket of some million elements. A ``Program`` takes the place of CuPy while operations run once: it notes
+In Python a launch takes about 8 us, a view of an array 1 us and an allocation 10 us, so that the host is slower than
+the GPU for a bucket of some million elements. A ``Program`` takes the place of CuPy while operations run once: it notes
 their launches, and where their arrays are in one piece of memory. ``Program.run`` then makes all launches in one native
 call (kernels/programs/programs.cpp), which waits for the result without Python's lock.
 
@@ -93,8 +93,8 @@ class _Buffer:
     """Memory of a program.
 
     Attributes:
-        kind: ``zeros`` and ``scratch`` last for a run, ``given`` is copied from the host; an ``output`` is the caller's;
-            an ``input`` is an array of the caller.
+        kind: ``zeros`` and ``scratch`` last for a run, and ``given`` is copied from the host; an ``output`` is the
+            caller's; an ``input`` is an array of the caller.
     """
 
     def __init__(self, kind: str, nbytes: int) -> None:

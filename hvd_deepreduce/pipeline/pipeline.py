@@ -15,6 +15,7 @@ from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL, SparseTensor
 from hvd_deepreduce.config.error_feedback import DGC, ScaledMomentum
 from hvd_deepreduce.config.settings import Config
 from hvd_deepreduce.ops import arrays, deferred, momentum, sparse
+from hvd_deepreduce.ops.device import on_device_of
 from hvd_deepreduce.ops.library import NonFiniteError
 from hvd_deepreduce.pipeline.composed import Composed, Source
 from hvd_deepreduce.pipeline.fused import Fused
@@ -123,7 +124,7 @@ class Pipeline:
         if key.parameter in self._few_nonzeros:
             return None
         salt = frame.salt(self.shared.digest, gradient.size, gradient.dtype, key)
-        with deferred.on_device_of(gradient):
+        with on_device_of(gradient):
             return recorded.encode(
                 gradient, residual, key, salt, finite, sparsifier or self.config.sparsifier_at(key.step)
             )

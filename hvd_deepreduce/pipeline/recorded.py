@@ -41,10 +41,18 @@ class _Encode(NamedTuple):
 
 
 class Recorded:
-    """The recorded encodes of one config. Make it with ``of``."""
+    """The recorded encodes of one config. Make it with ``of``.
 
-    def __init__(self, index: LosslessIndexCodec, values: tuple[ValueCodec, ValueCodec], whole: bool, form: int) -> None:
-        self._index, self._values, self._leaves_whole, self._form = index, values, whole, form
+    Args:
+        values: the value codec, without and with error feedback.
+        leaves_whole: as ``Memory.leaves_whole``.
+        form: of the containers' headers.
+    """
+
+    def __init__(
+        self, index: LosslessIndexCodec, values: tuple[ValueCodec, ValueCodec], leaves_whole: bool, form: int
+    ) -> None:
+        self._index, self._values, self._leaves_whole, self._form = index, values, leaves_whole, form
         self._encodes: dict[tuple[Any, ...], _Encode | None] = {}
 
     @classmethod

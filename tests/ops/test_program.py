@@ -30,7 +30,8 @@ class Steps:
     """Encodes and sums of one config, on the host or on a GPU."""
 
     def __init__(self, put, name, numel):
-        self.pipeline, self.put = Pipeline(Config.load(sparsifier={"name": "topk", "density": 0.1}, **CONFIGS[name])), put
+        config = Config.load(sparsifier={"name": "topk", "density": 0.1}, **CONFIGS[name])
+        self.pipeline, self.put = Pipeline(config), put
         self.dtype = np.float64 if name.endswith("float64") else np.float32
         zeros = lambda: put(np.zeros(numel, self.dtype))  # noqa: E731
         self.residual = zeros() if self.pipeline.config.error_feedback else None
