@@ -69,6 +69,7 @@ class Bucket:
         arrived: this step's gradients on GPUs, which are copied into the bucket together, and out of it: by device,
             each with its parameter's name, whether it may become a view, and ``Tensors.now`` of its arrival.
         filled: makes the current stream wait until they are in the bucket; None: nothing is to be waited for.
+        back: from ``Tensors.return_to``, where it was encoded on the caller's stream, and its sum is read on another.
         scale: what the sum was multiplied by.
         filling, emptying: seconds that copies into the bucket, and out of it, have taken in this step.
         adopted: whether ``gradient`` is not the bucket's own.
@@ -96,6 +97,7 @@ class Bucket:
         self.views: dict[str, Any] = {}
         self.arrived: dict[Device, list[tuple[str, Any, bool, Any]]] = {}
         self.filled: Callable[[], None] | None = None
+        self.back: Callable[[], None] | None = None
         self.scale = 1.0
         self.filling = self.emptying = 0.0
         self.step = 0
@@ -192,7 +194,7 @@ class Bucket:
         self.ready.clear()
         self.arrived.clear()
         self.read, self.filling = 0, 0.0
-        self.started, self.pending, self.former, self.filled = None, None, None, None
+        self.started, self.pending, self.former, self.filled, self.back = None, None, None, None, None
         self.summed = self.finite = False
         if self.adopted:
             self.gradient = np.empty(0, self.dtype)

@@ -106,7 +106,7 @@ class Reducer(Generic[G]):
                 return ticket
         back = tensors.return_to(tensors.device(gradient))
         ticket = self.start_bucket((parameter,), parameter.number, gradient)
-        ticket.back = back
+        ticket.bucket.back = back
         return ticket
 
     def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
@@ -186,8 +186,8 @@ class Reducer(Generic[G]):
             if bucket.adopted:
                 with tensors.stream(ticket.device):
                     tensors.write(gradient, bucket.gradient, rest)
-                    if ticket.back is not None:
-                        ticket.back()
+                    if bucket.back is not None:
+                        bucket.back()
             elif ticket.device is None:
                 view = bucket.views.get(name)
                 if view is None:
@@ -231,6 +231,8 @@ class Reducer(Generic[G]):
                 if bucket.started is not None:
                     tensors.join(bucket.device)
                 engine.receive(bucket, scale)
+                if bucket.back is not None and not bucket.adopted:  # what was adopted is still to be read
+                    bucket.back()
         if bucket.arrived:
             self._return_arrived(bucket)
 
@@ -388,6 +390,7 @@ class Reducer(Generic[G]):
         if self._encoder is not None:
             bucket.started = self._encoder.submit(self._start_within, tensors.side_stream(bucket.device), bucket)
         else:
+            bucket.back = tensors.return_to(bucket.device)
             self._start_within(lambda: tensors.stream(bucket.device), bucket)
 
     def _start_within(self, stream: Callable[[], AbstractContextManager[Any]], bucket: Bucket) -> None:

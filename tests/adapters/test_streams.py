@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from contextlib import nullcontext, suppress
+from collections import Counter
+from contextlib import contextmanager, nullcontext, suppress
 from unittest import mock
 
 import numpy as np
@@ -25,6 +26,8 @@ from tests import cuda_emulator
 from tests.adapters import horovod_stand_in
 from tests.adapters.driven_buckets import SIZES, DrivenBuckets, compare_with_host, vector
 from tests.adapters.emulated_gpu import emulated_gpu, on_stream, put
+from tests.cuda_emulator import streams
+from tests.cuda_emulator.streams import Event
 
 pytestmark = [
     pytest.mark.emulator, pytest.mark.skipif(bool(cuda_emulator.available()), reason=cuda_emulator.available())
@@ -162,12 +165,12 @@ def test_a_container_that_was_held_back_is_sent_when_it_is_written(horovod):
 
 class Hooked:
     """Drives a ``Reducer`` as Horovod's hooks do: the backward pass has two streams, and buckets are encoded by a
-    thread. One parameter is in no bucket."""
+    thread. Those of ``alone`` are in no bucket."""
 
-    def __init__(self, config, gpu=None):
+    def __init__(self, config, gpu=None, sizes=(300, 200, 50, 400, 7), alone=("p1",)):
+        self.alone = alone
         self.put = put if gpu else lambda tensor: tensor
         self.streams = [gpu and gpu.stream(name) for name in ("user", "side")]
-        sizes = [300, 200, 50, 400, 7]
         with on_stream(self.streams[0]):
             self.tensors = TorchTensors()
             self.collectives = collectives.TorchCollectives(self.tensors)
@@ -178,32 +181,41 @@ class Hooked:
 
     def expected(self):
         every = self.engine.parameters.values()
-        return [(one, self.tensors.device(self.every[one.name])) for one in every if one.name != "p1"]
+        return [(one, self.tensors.device(self.every[one.name])) for one in every if one.name not in self.alone]
 
-    def step(self, step, missing=(), as_view=False):
-        tickets, self.collectives = {}, self.collectives
+    def begin_step(self):
         self.engine.begin_step()
         self.collectives.start_step_check(self.engine.vote(True), "step", lambda total: None)
-        random = np.random.default_rng(step)
         if self.streams[1]:
             self.streams[1].wait_stream(self.streams[0])
-        for number, parameter in reversed(list(enumerate(self.engine.parameters.values()))):
-            given = torch.from_numpy(random.standard_normal(parameter.numel, np.float32))
-            if parameter.name in missing:
-                continue
-            with on_stream(self.streams[number % 2]):
-                gradient = self.put(given).mul_(2)
-                tickets[parameter.name] = self.reducer.start(parameter, gradient, as_view)
+
+    def came(self, name, given, **how):
+        """A gradient, on the stream of its number."""
+        parameter = self.engine.parameters[name]
+        with on_stream(self.streams[parameter.number % 2]):
+            gradient = self.put(given).mul_(2)
+            return self.reducer.start(parameter, gradient, **how)
+
+    def step(self, step, missing=(), as_view=False, dtype=torch.float32, order=reversed):
+        tickets, random = {}, np.random.default_rng(step)
+        self.begin_step()
+        for name in order([name for name in self.every if name not in missing]):
+            given = torch.from_numpy(random.standard_normal(self.every[name].numel(), np.float32)).to(dtype)
+            tickets[name] = self.came(name, given, as_view=as_view)
         if self.streams[1]:  # as autograd does
             self.streams[0].wait_stream(self.streams[1])
         with on_stream(self.streams[0]):
             means = {name: self.reducer.finish(ticket, 1.0) for name, ticket in tickets.items()}
-            found = {name: one.cpu().numpy().copy() for name, one in means.items()}
+            found = {name: one.float().cpu().numpy().copy() for name, one in means.items()}
         self.engine.stats.end_step()
         return found
 
     def close(self):
         self.engine.close()
+
+
+ORDERS = reversed, sorted, lambda names: sorted(names, key="p2 p4 p0 p3 p1".split().index)
+"""Of gradients: buckets are full in the order of their exchanges, or earlier than those before them."""
 
 
 @pytest.mark.parametrize("config", [
@@ -219,10 +231,83 @@ def test_gradients_of_hooks(horovod, monkeypatch, config, cores):
             job = Hooked(config, gpu)
             found.append([job.step(step) for step in range(3)])
             found[-1] += [job.step(3, ["p2"]), job.step(4), job.step(5, as_view=True), job.step(6, ["p0"], True)]
+            found[-1] += [job.step(7 + more, dtype=torch.float16, order=order) for more, order in enumerate(ORDERS)]
+            found[-1] += [job.step(10 + more, as_view=True, order=order) for more, order in enumerate(ORDERS)]
             assert (job.reducer._encoder is not None) == (cores > 1 and "exchange" not in config) or not there
             job.close()
     for ours, theirs in zip(*found, strict=True):
         assert ours.keys() == theirs.keys() and all(np.array_equal(one, theirs[name]) for name, one in ours.items())
+
+
+@contextmanager
+def counting(tensors):
+    """Counts what takes the host's time for gradients on a GPU, by kind."""
+    counts, operation, stream, event = Counter(), streams.operation, tensors.stream, Event.record
+
+    def counted_operation(what, *arguments):
+        counts[what] += 1
+        return operation(what, *arguments)
+
+    def counted_stream(device):
+        counts["stream"] += 1
+        return stream(device)
+
+    def counted_event(*arguments):
+        counts["event"] += 1
+        return event(*arguments)
+
+    with (
+        mock.patch.object(streams, "operation", counted_operation),
+        mock.patch.object(tensors, "stream", counted_stream),
+        mock.patch.object(Event, "record", counted_event),
+    ):
+        yield counts
+
+
+@pytest.mark.parametrize("how", [{}, {"as_view": True}, {"dtype": torch.float16}], ids=str)
+def test_the_host_s_work_does_not_grow_with_the_parameters(horovod, monkeypatch, how):
+    """Of a bucket: its gradients are copied together, with one event, and so are their means. They come on two streams,
+    of which one waits for the other."""
+    monkeypatch.setattr("hvd_deepreduce.engine.cores.of_rank", lambda *_: 4)
+    found = []
+    for sizes in ((300, 200, 50, 400), (300, 200, 50, *[20] * 37)):
+        with emulated_gpu() as gpu:
+            job = Hooked(LARGEST, gpu, sizes, alone=())
+            job.step(0, **how)
+            job.begin_step()
+            with counting(job.tensors) as counts:
+                tickets = [job.came(name, torch.ones(one.numel(), dtype=how.get("dtype")), as_view="as_view" in how)
+                           for name, one in reversed(job.every.items())]  # fmt: skip
+                job.streams[0].wait_stream(job.streams[1])
+                with on_stream(job.streams[0]):
+                    for ticket in tickets:
+                        job.reducer.finish(ticket, 1.0)
+            job.engine.stats.end_step()
+            job.close()
+            assert counts.pop("aten.mul_.Tensor") == len(sizes) == len(tickets)  # by ``came``
+            views = counts.pop("aten.set_.source_Tensor", 0)  # which enqueues nothing
+            assert views == (len(sizes) if "as_view" in how else 0)
+            assert counts["aten._foreach_copy_.default"] == (1 if views else 2) and "aten.copy_.default" not in counts
+            found.append(counts)
+    assert found[0] == found[1] and found[0]["stream"] and found[0]["event"]
+
+
+def test_memory_is_free_once_a_bucket_is_full(horovod):
+    """Though it is not sent before another one is."""
+    with emulated_gpu() as gpu:
+        job = Hooked({**LARGEST, "bucket_bytes": 1024}, gpu)
+        job.begin_step()
+        gradients = {}
+        for name in ("p0", "p2", "p3"):
+            with on_stream(job.streams[0]):
+                gradient = gradients[name] = put(torch.ones(job.every[name].numel()))
+                job.reducer.start(job.engine.parameters[name], gradient, True)
+        of = job.reducer._layout.bucket_of
+        assert of["p0"] is not of["p2"] and of["p0"].full and of["p0"].pending is None
+        for name, gradient in gradients.items():
+            assert not of[name].full or gradient.data_ptr() == of[name].views[name].data_ptr()
+        job.reducer.settle()
+        job.close()
 
 
 # Local updates
