@@ -18,20 +18,24 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.engine import Engine, Reducer
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import collectives
+from hvd_deepreduce.torch import horovod as adapter
 from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.horovod import DeepReduce
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.tensors import TorchTensors
 from tests import cuda_emulator
 from tests.adapters import horovod_stand_in
 from tests.adapters.driven_buckets import SIZES, DrivenBuckets, compare_with_host, vector
-from tests.adapters.emulated_gpu import emulated_gpu, on_stream, put
+from tests.adapters.emulated_gpu import current, emulated_gpu, on_stream, put
+from tests.adapters.torch_job import Given
 from tests.cuda_emulator import streams
 from tests.cuda_emulator.streams import Event
 
 pytestmark = [
     pytest.mark.emulator, pytest.mark.skipif(bool(cuda_emulator.available()), reason=cuda_emulator.available())
 ]  # fmt: skip
+GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
 SIGNS = {"memory": "scaled_momentum", "value": "sign", "scope": "bucket"}
 """As the next one, a config that compresses with one rank, too, since it has a momentum."""
 LARGEST = {"memory": "dgc", "sparsifier": {"name": "topk", "density": 0.1}, "value": "raw", "scope": "bucket"}
@@ -219,7 +223,7 @@ ORDERS = reversed, sorted, lambda names: sorted(names, key="p2 p4 p0 p3 p1".spli
 
 
 @pytest.mark.parametrize("config", [
-    SIGNS, LARGEST, {**LARGEST, "bucket_bytes": 2000}, {**SIGNS, "scope": "model", "exchange": "reduce_scatter"},
+    SIGNS, LARGEST, {**LARGEST, "bucket_bytes": 1024}, {**SIGNS, "scope": "model", "exchange": "reduce_scatter"},
     {**LARGEST, "scope": "tensor"},
 ])  # fmt: skip
 @pytest.mark.parametrize("cores", [1, 4])  # with one, there is no thread that encodes
@@ -308,6 +312,79 @@ def test_memory_is_free_once_a_bucket_is_full(horovod):
             assert not of[name].full or gradient.data_ptr() == of[name].views[name].data_ptr()
         job.reducer.settle()
         job.close()
+
+
+class Called:
+    """Calls ``DeepReduce`` as Horovod does, for two optimizers: it multiplies the carriers of each by a factor of its
+    own. On a GPU, it does so on a stream that waits for the one on which it was called, and the host waits for that."""
+
+    def __init__(self, gpu=None):
+        self.gpu, self.put = gpu, put if gpu else lambda tensor: tensor
+        self.streams = [gpu and gpu.stream(name) for name in ("user", "side")]
+        with on_stream(self.streams[0]):
+            self.model = Given({f"p{number}": np.zeros(30 + number, np.float32) for number in range(20)})
+            for one in self.model.parameters():
+                self.put(one.data)
+            self.compression = DeepReduce(self.model, {**SIGNS, "sparsifier": {"name": "topk", "density": 0.5}})
+            every = list(self.model.parameters())
+            self.optimizers = [torch.optim.SGD(half, lr=0.1) for half in (every[:10], every[10:])]
+            for one in self.optimizers:
+                one.op, one._requires_update = horovod_stand_in.Average, set(one.param_groups[0]["params"])
+            if gpu:
+                self.compression._carriers._ones[GPU] = self.put(torch.ones(len(every), dtype=torch.float64))
+
+    def begin(self):
+        """As before a step of the optimizers."""
+        for one in self.optimizers:
+            self.compression._optimizers.check(one)
+
+    def reduced(self, number, factor):
+        parameter = list(self.model.parameters())[number]
+        gradient = torch.from_numpy(np.random.default_rng(number).standard_normal(parameter.numel(), np.float32))
+        with on_stream(self.streams[number % 2]):
+            parameter.grad = self.put(gradient).mul_(2)
+            carrier, context = self.compression.compress(parameter.grad)
+            stream = self.gpu and self.gpu.stream("horovod")
+            if stream:
+                stream.wait_stream(current())
+            with on_stream(stream):
+                carrier.mul_(factor)
+        return carrier, context
+
+    def step(self, factors=(1.0, 1.0)):
+        if self.gpu:
+            self.streams[1].wait_stream(self.streams[0])
+        sent = [self.reduced(number, factors[number // 10]) for number in reversed(range(20))]
+        if self.gpu:
+            self.gpu.synchronize()
+        with on_stream(self.streams[0]):
+            means = [self.compression.decompress(carrier, context) for carrier, context in sent]
+            return [(one + 0).cpu().numpy().copy() for one in means]
+
+
+def test_one_carrier_of_an_optimizer_is_read_in_a_step(horovod, monkeypatch):
+    """Where the optimizer is known; and they are written together. Each optimizer's gradients get its factor, whatever
+    it was in the step before."""
+    monkeypatch.setattr(horovod_stand_in, "poll", lambda handle: True)
+    monkeypatch.setattr("hvd_deepreduce.torch.checks.hvd", horovod_stand_in)
+    monkeypatch.setattr(adapter, "wire_device", lambda tensor: GPU if tensor.is_cuda else HOST)
+    monkeypatch.setattr(adapter, "look_at_stream", lambda *_: None)
+    factors, found, reads = [(2.0, 0.5), (1.0, 1.0), (0.5, 4.0)], [], []
+    for there in (False, True):
+        with emulated_gpu() if there else nullcontext() as gpu:
+            job = Called(gpu)
+            found.append([])
+            for step, of in enumerate(factors):
+                if step:
+                    job.begin()
+                with counting(job.compression._tensors) as counts:
+                    found[-1] += job.step(of if there else (1.0, 1.0))
+                reads.append((counts["aten._local_scalar_dense.default"], counts["aten.fill_.Scalar"]))
+            job.compression.close()
+    assert reads == [(0, 0)] * 3 + [(20, 1), (2, 1), (2, 1)]
+    applied = [factor for first, second in factors for factor in [second] * 10 + [first] * 10]
+    assert all(np.array_equal(ours, f * theirs) for theirs, ours, f in zip(*found, applied, strict=True))
+    assert all(any(map(np.any, found[0][begin : begin + 10])) for begin in range(0, 60, 10))
 
 
 # Local updates
