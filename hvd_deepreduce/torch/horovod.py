@@ -157,7 +157,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._remove_hooks()
         # Horovod's optimizer may keep this object alive: let go of the model and of the buckets.
         self._owners.forget()
-        self._carriers.forget()
+        self._carriers.made.clear()
         self._sparse.forget()
         self._reducer = Reducer(self._engine, self._tensors, self._trained)
 
@@ -399,9 +399,6 @@ class _Carriers:
         self._ones[_HOST].fill_(1.0)
         self._written.clear()
         self._read.clear()
-
-    def forget(self) -> None:
-        self.made.clear()
 
     def of(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
         """The parameter's, where Horovod takes it."""
