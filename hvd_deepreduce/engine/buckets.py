@@ -64,9 +64,12 @@ class Bucket:
         key: of its containers; set by ``Engine.start``.
         gradient: ``[numel]``; after ``Engine.receive`` ``scale`` times the sum over all ranks. Allocated by
             ``allocate`` or the first ``put``.
-        new: whether that was in this step.
         former: the vector that ``clear_missing`` has replaced, until the step's results have been read.
         views: of the members' parts of ``gradient``, by name, as a framework has made them.
+        arrived: this step's gradients on GPUs, which are copied into the bucket together, and out of it: by device,
+            each with its parameter's name, whether it may become a view, and ``Tensors.now`` of its arrival.
+        filled: makes the current stream wait until they are in the bucket; None: nothing is to be waited for.
+        back: from ``Tensors.return_to``, where it was encoded on the caller's stream, and its sum is read on another.
         scale: what the sum was multiplied by.
         filling, emptying: seconds that copies into the bucket, and out of it, have taken in this step.
         adopted: whether ``gradient`` is not the bucket's own.
@@ -92,6 +95,9 @@ class Bucket:
         self.parts: list[tuple[int, int]] = list(zip([0, *ends], ends, strict=False))
         self.gradient: Floats = np.empty(0, self.dtype)
         self.views: dict[str, Any] = {}
+        self.arrived: dict[Device, list[tuple[str, Any, bool, Any]]] = {}
+        self.filled: Callable[[], None] | None = None
+        self.back: Callable[[], None] | None = None
         self.scale = 1.0
         self.filling = self.emptying = 0.0
         self.step = 0
@@ -100,7 +106,7 @@ class Bucket:
         self.pending: Any = None
         self.plan: Any = None
         self.slices: Sequence[Any] = ()
-        self.summed = self.finite = self.adopted = self.new = False
+        self.summed = self.finite = self.adopted = False
         self.former: Floats | None = None
         self._numel: int = ends[-1]
         self._part_of = {p.name: part for p, part in zip(self.members, self.parts, strict=True)}
@@ -112,7 +118,7 @@ class Bucket:
         """Puts the vector where ``like`` is; None: on the host. What was in a vector elsewhere is lost."""
         like = _ON_HOST if like is None else like
         if self.gradient.size != self._numel or on_host(self.gradient) != on_host(like):
-            self.gradient, self.new = arrays.zeros(self._numel, self.dtype, like), True
+            self.gradient = arrays.zeros(self._numel, self.dtype, like)
             self.views.clear()
 
     def adopt(self, vector: Floats) -> None:
@@ -153,6 +159,11 @@ class Bucket:
         return [parameter for parameter in self.members if parameter.name in self.ready]
 
     @property
+    def full(self) -> bool:
+        """Whether all members' gradients are there."""
+        return len(self.ready) == len(self.members)
+
+    @property
     def empty(self) -> bool:
         """Whether no member's gradient is there."""
         return not self.ready
@@ -181,9 +192,10 @@ class Bucket:
     def release_all(self) -> None:
         """All results have been read; the bucket can be filled again."""
         self.ready.clear()
+        self.arrived.clear()
         self.read, self.filling = 0, 0.0
-        self.started, self.pending, self.former = None, None, None
-        self.summed = self.finite = self.new = False
+        self.started, self.pending, self.former, self.filled, self.back = None, None, None, None, None
+        self.summed = self.finite = False
         if self.adopted:
             self.gradient = np.empty(0, self.dtype)
 
@@ -241,7 +253,7 @@ class BucketLayout:
         """
         self.in_flight += 1
         bucket.ready.add(parameter.name)
-        return self._to_start() if len(bucket.ready) == len(bucket.members) else []
+        return self._to_start() if bucket.full else []
 
     def mark_full(self, bucket: Bucket) -> list[Bucket]:
         """As ``mark_ready``, for all members of a bucket that none was marked of."""
@@ -252,7 +264,7 @@ class BucketLayout:
     def _to_start(self) -> list[Bucket]:
         begin = self.started
         for bucket in self.buckets[begin:]:
-            if len(bucket.ready) < len(bucket.members):
+            if not bucket.full:
                 break
             self.started += 1
         return self.buckets[begin : self.started]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from threading import Lock
 from types import MappingProxyType
@@ -22,12 +23,14 @@ from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.rank_state import RankState
 from hvd_deepreduce.engine.stats import Report
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.allgather import AllgatherExchange
 from hvd_deepreduce.exchange.autotune import choose
 from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.exchange.dense import DenseExchange
 from hvd_deepreduce.exchange.settings import AutoExchange
 from hvd_deepreduce.exchange.statements import MismatchError
 from hvd_deepreduce.ops import arrays, deferred
+from hvd_deepreduce.ops.dispatch import on_host
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.bundle import Slice
 from hvd_deepreduce.wire import frame
@@ -35,6 +38,14 @@ from hvd_deepreduce.wire import frame
 _log = logging.getLogger("hvd_deepreduce")
 _STEP = attrgetter("step")
 _DENSE = DenseExchange()
+_warn_once = lru_cache(_log.warning)
+FEW = 16
+"""So many tensors may be encoded by themselves on a GPU without a warning."""
+ALONE = (
+    "each gradient on the GPU is encoded and decoded by itself, since %s is 'tensor'. That takes the host 0.2 to "
+    "0.9 ms for each in a step, whatever its size, as long as for a bucket of many. Set scope to 'bucket', without "
+    "selection, overrides and min_elements (docs/limits.md, GPUs)"
+)
 
 
 class _Plan(NamedTuple):
@@ -85,6 +96,7 @@ class Engine(RankState):
         self.auto_over_mpi = True
         self.ranks = 1
         self._place: step_check.Place = {}  # of the last vote
+        self._alone: set[str] = set()  # parameters whose gradients are encoded by themselves on a GPU
 
     # All ranks together
 
@@ -383,6 +395,10 @@ class Engine(RankState):
 
     def _plan(self, bucket: Bucket) -> _Plan:
         whole = self._config.selection == "scope" and self._config.scope != "tensor"
+        if not (whole or bucket.dense or on_host(bucket.gradient)) and isinstance(self.exchange, AllgatherExchange):
+            self._alone.update(bucket.names)
+            if len(self._alone) > FEW and self.collectives.speaks():
+                _warn_once(ALONE, "scope" if self._config.scope == "tensor" else "selection")
         pipelines = [self.pipeline_of(parameter) for parameter in bucket.members]
         return _Plan(
             self.generation,

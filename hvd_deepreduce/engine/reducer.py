@@ -18,6 +18,7 @@ from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
 from hvd_deepreduce.engine.ticket import Ticket, in_flight
+from hvd_deepreduce.ops.dispatch import on_host
 
 _NAME = attrgetter("name")
 
@@ -73,7 +74,6 @@ class Reducer(Generic[G]):
         self._whole: dict[int, tuple[Any, Bucket]] = {}  # buckets that come as one tensor, by number, the last one
         self._generation = self._generation_of_whole = 0
         self._tickets: dict[str, Ticket[G]] = {}  # of the layout's parameters; what does not change is looked up once
-        self._recorded: dict[str, list[Callable[[], None]]] = {}
         # By bucket: gradients to be copied before it is started, and their views of it.
         self._waiting: dict[str, list[tuple[G, Any]]] = {}
         # The hooks of a model on several devices run on several threads. Exchanges over MPI have no names: a bucket is
@@ -106,7 +106,7 @@ class Reducer(Generic[G]):
                 return ticket
         back = tensors.return_to(tensors.device(gradient))
         ticket = self.start_bucket((parameter,), parameter.number, gradient)
-        ticket.back = back
+        ticket.bucket.back = back
         return ticket
 
     def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
@@ -186,19 +186,18 @@ class Reducer(Generic[G]):
             if bucket.adopted:
                 with tensors.stream(ticket.device):
                     tensors.write(gradient, bucket.gradient, rest)
-                    if ticket.back is not None:
-                        ticket.back()
-            else:
+                    if bucket.back is not None:
+                        bucket.back()
+            elif ticket.device is None:
                 view = bucket.views.get(name)
                 if view is None:
                     view = self._view(bucket, name, gradient)
                 if ticket.coalesced:
                     gradient = view
-                if ticket.device is None:
-                    tensors.copy_out(gradient, view, rest)
-                else:
-                    with tensors.stream(ticket.device):
-                        tensors.copy_out(gradient, view, rest)
+                tensors.copy_out(gradient, view, rest)
+            elif rest != 1.0:
+                with tensors.stream(ticket.device):
+                    tensors.copy_out(gradient, self._view(bucket, name, gradient), rest)
         except Exception as error:  # ``receiving`` takes longer, and there are many gradients
             engine.note_failure(error)
             raise
@@ -227,11 +226,15 @@ class Reducer(Generic[G]):
             exchange.drive([partial(self._advance, other) for other in layout.buckets])
         if bucket.device is None:
             engine.receive(bucket, scale)
-            return
-        with tensors.stream(bucket.device):
-            if bucket.started is not None:
-                tensors.join(bucket.device)
-            engine.receive(bucket, scale)
+        else:
+            with tensors.stream(bucket.device):
+                if bucket.started is not None:
+                    tensors.join(bucket.device)
+                engine.receive(bucket, scale)
+                if bucket.back is not None and not bucket.adopted:  # what was adopted is still to be read
+                    bucket.back()
+        if bucket.arrived:
+            self._return_arrived(bucket)
 
     def advance(self, ticket: Ticket[G]) -> bool:
         """Lets the exchange of a bucket that the framework filled go on, as ``exchange.interface.Pending.advance``."""
@@ -315,28 +318,48 @@ class Reducer(Generic[G]):
             elif not tensors.copy_in(gradient, view, as_view):
                 bucket.finite = False
         else:
-            with tensors.stream(device):
-                self._put_from(device, bucket, parameter, gradient, as_view)
+            ticket.coalesced = False
+            self._remember(device, bucket, parameter, gradient, as_view)
         bucket.filling += perf_counter() - begin
         self._engine.in_flight.add(parameter.name)
-        for ready in layout.mark_ready(bucket, parameter):
+        to_start = layout.mark_ready(bucket, parameter)
+        if bucket.arrived and bucket.full:  # at once: their memory is needed, and another bucket may be awaited
+            self._put_arrived(bucket)
+        for ready in to_start:
             self._start(ready)
 
-    def _put_from(self, device: Device, bucket: Bucket, parameter: Parameter, gradient: G, as_view: bool) -> None:
-        """Copies a gradient on this device, which may be another than the bucket's."""
+    def _remember(self, device: Device, bucket: Bucket, parameter: Parameter, gradient: G, as_view: bool) -> None:
+        """Notes a gradient on this device, which may be another than the bucket's. The bucket's are copied together:
+        the host takes longer for one than the GPU."""
         tensors = self._tensors
-        if not bucket.ready:
-            bucket.allocate(None if bucket.device is None else tensors.flat(gradient))
-            bucket.finite = True
-        elif bucket.new:  # it was filled with zeros on the stream of the first gradient, and this may be another one
-            for first in self._recorded.get(bucket.name, ())[:1]:
-                first()
-        if not tensors.copy_in(gradient, self._view(bucket, parameter.name, gradient), as_view):
-            bucket.finite = False
-        if bucket.device is not None:
-            recorded = tensors.record(device)
-            if recorded is not None:
-                self._recorded.setdefault(bucket.name, []).append(recorded)
+        bucket.finite = False
+        on_gpu = bucket.device is not None
+        if not bucket.ready and not (bucket.gradient.size and on_host(bucket.gradient) != on_gpu):
+            with tensors.stream(device):
+                bucket.allocate(tensors.flat(gradient) if on_gpu else None)
+        arrived = parameter.name, gradient, as_view, tensors.now(device)
+        bucket.arrived.setdefault(device, []).append(arrived)
+
+    def _put_arrived(self, bucket: Bucket) -> None:
+        """Copies the gradients on GPUs into their bucket. A new one was filled with zeros on the stream of one of
+        them, so that these are waited for, too."""
+        begin, tensors = perf_counter(), self._tensors
+        for device, arrived in bucket.arrived.items():
+            with tensors.stream(device):
+                tensors.copy_in_from(
+                    device, [(one, self._view(bucket, name, one), as_view, now) for name, one, as_view, now in arrived]
+                )
+                bucket.filled = tensors.record(bucket.device)
+        bucket.filling += perf_counter() - begin
+
+    def _return_arrived(self, bucket: Bucket) -> None:
+        """Copies the sums back into the gradients on GPUs."""
+        begin, tensors = perf_counter(), self._tensors
+        with self._engine.receiving():
+            for device, arrived in bucket.arrived.items():
+                with tensors.stream(device):
+                    tensors.copy_out_many([(one, self._view(bucket, name, one)) for name, one, *_ in arrived])
+        bucket.emptying += perf_counter() - begin
 
     def _view(self, bucket: Bucket, name: str, gradient: G) -> Any:
         """A parameter's part of the bucket, in the form of ``Tensors.view``."""
@@ -355,25 +378,25 @@ class Reducer(Generic[G]):
     def _start(self, bucket: Bucket) -> None:
         if bucket.name in self._waiting:
             self._put_waiting(bucket)
+        if bucket.arrived and not bucket.full:
+            self._put_arrived(bucket)
         if bucket.device is None:
             if self._encoder is not None:
                 bucket.started = self._encoder.submit(self._engine.start, bucket)
             else:
                 self._engine.start(bucket)
             return
-        # The caller may be on another device's stream, and the gradients may have been copied on several streams.
-        tensors, waits = self._tensors, self._recorded.pop(bucket.name, ())
+        tensors = self._tensors  # the caller may be on another device's stream, and not on that of the copies
         if self._encoder is not None:
-            bucket.started = self._encoder.submit(self._start_within, tensors.side_stream(bucket.device), bucket, waits)
+            bucket.started = self._encoder.submit(self._start_within, tensors.side_stream(bucket.device), bucket)
         else:
-            self._start_within(lambda: tensors.stream(bucket.device), bucket, waits)
+            bucket.back = tensors.return_to(bucket.device)
+            self._start_within(lambda: tensors.stream(bucket.device), bucket)
 
-    def _start_within(
-        self, stream: Callable[[], AbstractContextManager[Any]], bucket: Bucket, waits: Sequence[Callable[[], None]]
-    ) -> None:
+    def _start_within(self, stream: Callable[[], AbstractContextManager[Any]], bucket: Bucket) -> None:
         with stream():
-            for wait in waits:
-                wait()
+            if bucket.filled is not None:
+                bucket.filled()
             self._engine.start(bucket)
 
     def _lay_out(self, device: Device) -> BucketLayout:
@@ -409,7 +432,6 @@ class Reducer(Generic[G]):
                 bucket.side_stream = partial(self._tensors.side_stream, bucket.device)
             self._generation = engine.generation
             self._encoder = self._encoding_thread(any(where is None for _, where in expected))
-            self._recorded.clear()
             self._waiting.clear()
             self._tickets = {
                 parameter.name: Ticket((parameter,), None, None, layout.bucket_of[parameter.name])

@@ -81,6 +81,25 @@ class Tensors(ABC, Generic[G]):
         """``gradient = scale * (its part of a bucket)``."""
         self.write(gradient, view, scale)
 
+    def now(self, device: Device) -> Any:
+        """The framework's current stream of this device, for ``copy_in_from``; None where nothing is asynchronous."""
+        return None
+
+    def copy_in_from(self, device: Device, arrived: Sequence[tuple[G, Any, bool, Any]]) -> None:
+        """As ``copy_in``, for gradients on this device that have waited for each other, within ``stream`` of it.
+
+        Args:
+            arrived: each gradient with its view, ``as_view``, and ``now`` when it came: it was computed by what was
+                enqueued there.
+        """
+        for gradient, view, as_view, _ in arrived:
+            self.copy_in(gradient, view, as_view)
+
+    def copy_out_many(self, copies: Sequence[tuple[G, Any]]) -> None:
+        """As ``copy_out``, for gradients on one device, each with its view, and a scale of 1."""
+        for gradient, view in copies:
+            self.copy_out(gradient, view, 1.0)
+
     def stream(self, device: Device) -> AbstractContextManager[Any]:
         """Inside, array operations run on this device, in order with the framework's current stream."""
         return _HOST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -20,7 +20,6 @@ class Ticket(Generic[G]):
         gradient: the tensor that was given; None before ``start`` and after ``finish``.
         device: of ``gradient``.
         bucket: in which it is sent.
-        back: from ``Tensors.return_to``, where a bucket of its own was made.
         small: whether it has at most ``Tensors.small`` elements.
         coalesced: True for a small gradient: it is copied with others in one call, and the result is a view.
     """
@@ -29,7 +28,6 @@ class Ticket(Generic[G]):
     gradient: G | None
     device: Device
     bucket: Bucket
-    back: Callable[[], None] | None = None
     coalesced: bool = False
     small: bool = False
 

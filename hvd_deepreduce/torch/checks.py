@@ -17,7 +17,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_deepreduce.engine import Engine, adaptive
+from hvd_deepreduce.engine import Engine, Parameter, adaptive
 from hvd_deepreduce.torch.owners import ADASUM, Owners
 
 LATE = (
@@ -49,6 +49,7 @@ class Optimizers:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._first_trained: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()  # at the first step
         self.checked: weakref.WeakKeyDictionary[Any, tuple[list[int], list[bool]]] = weakref.WeakKeyDictionary()
+        self._of: dict[str, weakref.ref[Any]] = {}
 
     def search(self) -> Collection[Any]:
         """Looks among the objects that refer to the compression, which takes long."""
@@ -63,6 +64,11 @@ class Optimizers:
     def known(self) -> Collection[Any]:
         """Those of the last search, and those that have stepped since."""
         return self._known or self.search()
+
+    def of(self, parameter: Parameter) -> weakref.ref[Any] | None:
+        """The optimizer that lets Horovod reduce the parameter's gradients; None: it has not begun a step yet."""
+        found = self._of.get(parameter.name)
+        return None if found is None or found() is None else found
 
     def complete(self) -> None:
         """After an error: waits until all that Horovod has started is complete. The rank may go on, as at the end of
@@ -107,4 +113,6 @@ class Optimizers:
             raise RuntimeError(LATE.format(names=", ".join(late[:5]) + ", ..." * (len(late) > 5)))
         adaptive.check_momentum(engine.config, optimizer)
         adaptive.look_at(engine, optimizer, INSTEAD)
+        names = (owners.of[number].name for number in reduced & owners.of.keys())
+        self._of |= dict.fromkeys(names, weakref.ref(optimizer))
         self.checked[optimizer] = seen

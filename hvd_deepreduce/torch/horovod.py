@@ -40,6 +40,7 @@ BROADCAST = (
     "Before the first step, call hvd.broadcast_parameters(model.state_dict(), root_rank=0), with process_set= if "
     "DeepReduce has one; or load the same checkpoint on all ranks"
 )
+_HOST = torch.device("cpu")
 _IS_TRAINED, _DEVICE = attrgetter("requires_grad"), attrgetter("device")
 _models: weakref.WeakKeyDictionary[DeepReduce, set[int]] = weakref.WeakKeyDictionary()
 """Ids of the parameters of each DeepReduce of this process, also of closed ones."""
@@ -96,8 +97,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._engine = Engine(Config.load(config, **settings).for_gradients(), self._collectives, owners.parameters)
         self._step_checked = False  # in the step that is under way
         self._bypass = DenseBypass()
-        self._carriers = _Carriers(self._engine)
         self._optimizers = Optimizers(self, self._engine, owners)
+        self._carriers = _Carriers(self._engine, self._optimizers)
         self._sparse = SparseGradients(self._engine, owners, self._optimizers, self._is_small, self._check_step)
         # In scope ``tensor``: the names of those that are too small to be compressed, under the engine's generation.
         self._small: frozenset[str] = frozenset()
@@ -231,7 +232,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             if engine.closed:
                 engine.check_open()
             if isinstance(ctx, Ticket):
-                tensor = self._reducer.finish(ctx, float(tensor) / engine.ranks)
+                factor = self._carriers.read(ctx.parameters[0], tensor) if tensor.is_cuda else float(tensor)
+                tensor = self._reducer.finish(ctx, factor / engine.ranks)
             elif tensor.is_sparse:
                 tensor = self._sparse.finish(tensor)
             else:
@@ -321,7 +323,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             return
         engine, collectives = self._engine, self._collectives
         vote = engine.vote(self._engine.agreed, place=engine.place())
-        self._carriers.ones.fill_(1.0)
+        self._carriers.begin_step()
         collectives.start_step_check(vote, "step", partial(engine.tally, agree=self._compare_ranks, advice=SAME_STEPS))
         if not engine.agreed:
             self._compilation.wait()
@@ -379,16 +381,24 @@ class _Carriers:
     and has ended before the parameter's next gradient comes.
 
     Attributes:
-        ones: those on the host, to be filled when a step begins; on a GPU, streams may differ.
         made: by the parameter's name.
         sent, dense: how many were sent in this step, and the bytes that their gradients would have sent.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.ones = torch.ones(len(engine.parameters), dtype=torch.float64)
+    def __init__(self, engine: Engine, optimizers: Optimizers) -> None:
+        self._engine, self._optimizers = engine, optimizers
         self.made: dict[str, torch.Tensor] = {}
         self.sent = self.dense = 0
+        self._ones = {_HOST: torch.ones(len(engine.parameters), dtype=torch.float64)}  # the carriers, by device
+        # Of this step: where ones were written on a GPU, and the streams that are in order after that; and what has
+        # been read of an optimizer's carriers there.
+        self._written: dict[torch.device, tuple[torch.cuda.Event, set[torch.cuda.Stream]]] = {}
+        self._read: dict[object, float] = {}
+
+    def begin_step(self) -> None:
+        self._ones[_HOST].fill_(1.0)
+        self._written.clear()
+        self._read.clear()
 
     def of(self, parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
         """The parameter's, where Horovod takes it."""
@@ -396,8 +406,34 @@ class _Carriers:
         if carrier is None or carrier.device != where:
             if where.type == "cuda" and not self.made:
                 look_at_stream(self._engine, where)
-            carrier = self.made[parameter.name] = self.ones[parameter.number : parameter.number + 1].to(where)
-        return carrier.fill_(1.0) if carrier.is_cuda else carrier
+            if where not in self._ones:
+                self._ones[where] = self._ones[_HOST].to(where)
+            carrier = self.made[parameter.name] = self._ones[where][parameter.number : parameter.number + 1]
+        if where.type == "cuda":
+            self._order(where)
+        return carrier
+
+    def _order(self, device: torch.device) -> None:
+        """Writes ones on a GPU, once in a step. The current stream, for which Horovod waits, is in order after that."""
+        stream, written = torch.cuda.current_stream(device), self._written.get(device)
+        if written is None:
+            self._ones[device].fill_(1.0)
+            self._written[device] = stream.record_event(), {stream}
+        elif stream not in written[1]:
+            stream.wait_event(written[0])
+            written[1].add(stream)
+
+    def read(self, parameter: Parameter, reduced: torch.Tensor) -> float:
+        """What Horovod has made of the parameter's carrier on a GPU. All of an optimizer's become the same in a step,
+        since Horovod takes op, predivide factor and process set from the optimizer. So one is read: it takes the host
+        as long as the GPU needs for what was enqueued before, such as the sums of the buckets before."""
+        optimizer = self._optimizers.of(parameter)
+        if optimizer is None:
+            return float(reduced)
+        factor = self._read.get(optimizer)
+        if factor is None:
+            factor = self._read[optimizer] = float(reduced)
+        return factor
 
     def count(self) -> None:
         """Counts those of a step."""

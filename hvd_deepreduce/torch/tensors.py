@@ -57,6 +57,14 @@ def keep_for_stream(tensor: torch.Tensor) -> None:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
+def _copy(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copies each second tensor to the first, in one operation, unless they share their memory already."""
+    apart = [(to, source) for to, source in copies if to.data_ptr() != source.data_ptr()]
+    if apart:
+        with torch.no_grad():
+            torch._foreach_copy_([to for to, _ in apart], [source for _, source in apart])
+
+
 class TorchTensors(Tensors[torch.Tensor]):
     """Gradients in a host's or a CUDA device's memory."""
 
@@ -119,6 +127,27 @@ class TorchTensors(Tensors[torch.Tensor]):
             gradient.copy_(view if scale == 1.0 else view * scale)
         elif scale != 1.0:
             gradient.mul_(scale)
+
+    def now(self, device: Device) -> Any:
+        return torch.cuda.current_stream(device) if isinstance(device, torch.device) else None
+
+    def copy_in_from(
+        self, device: Device, arrived: Sequence[tuple[torch.Tensor, torch.Tensor, bool, Any]]
+    ) -> None:
+        """In one operation. The gradients' memory may be freed as soon as this returns."""
+        now = self.now(device)
+        for other in {stream for *_, stream in arrived} - {now}:
+            now.wait_stream(other)
+        for gradient, _, _, stream in arrived:
+            if stream != now:
+                gradient.record_stream(now)
+        _copy([(view, gradient) for gradient, view, *_ in arrived])
+        for gradient, view, as_view, _ in arrived:
+            if as_view and gradient.dtype == view.dtype and gradient.device == view.device and gradient.is_contiguous():
+                gradient.set_(view)  # type: ignore[call-overload]
+
+    def copy_out_many(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        _copy(copies)
 
     def stream(self, device: Device) -> AbstractContextManager[Any]:
         if not isinstance(device, torch.device):

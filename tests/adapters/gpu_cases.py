@@ -196,7 +196,8 @@ def mixed_precision_and_batch_norm():
 
 
 def with_horovod(config, device, nccl=False, steps=4, within=nullcontext):
-    """Horovod's calls for each gradient, over a stand-in of Horovod (tests/adapters/horovod_stand_in.py)."""
+    """Horovod's calls for each gradient, over a stand-in of Horovod (tests/adapters/horovod_stand_in.py). From the
+    second step on its optimizer is known."""
     from hvd_deepreduce.torch.horovod import DeepReduce
     from tests.adapters import horovod_stand_in as hvd
 
@@ -212,7 +213,11 @@ def with_horovod(config, device, nccl=False, steps=4, within=nullcontext):
 
         for number, parameter in enumerate(model.parameters()):
             parameter.register_post_accumulate_grad_hook(partial(reduce, number))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.op, optimizer._requires_update = hvd.Average, set(model.parameters())
         for step in range(steps):
+            if step:
+                compression._optimizers.check(optimizer)
             model.zero_grad()
             model(gradients_of(step, device)).backward()
             means = [compression.decompress(hvd.synchronize(handle), context) for handle, context in handles]

@@ -15,24 +15,21 @@ from hvd_deepreduce.torch import horovod, streams  # noqa: E402
 GPU = torch.device("cuda", 0)
 
 
-class Ones:
-    """The carriers on the host, as far as they are copied to a GPU."""
+class Stream(str):
+    """By its name."""
 
-    def __getitem__(self, at):
+    def record_event(self):
         return self
-
-    def to(self, device):
-        return SimpleNamespace(device=device, is_cuda=device.type == "cuda", fill_=lambda value: None)
 
 
 @pytest.fixture
 def said(monkeypatch, caplog):
     """What is logged in the first steps of a job."""
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: Stream("default"))
     streams._warn_once.cache_clear()
 
     def job(*, stream="default", nccl=True, on_gpu=True, rank=0, whole=False, over_mpi=False):
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(stream))
         monkeypatch.setattr(hvd, "nccl_built", lambda: nccl)
         engine = SimpleNamespace(
             parameters=["a", "b"],
@@ -40,8 +37,8 @@ def said(monkeypatch, caplog):
             max_bucket_bytes=None if whole else 1000,
             exchange=SimpleNamespace(own_thread=over_mpi),
         )
-        carriers = horovod._Carriers(engine)
-        carriers.ones = Ones()
+        carriers = horovod._Carriers(engine, None)
+        carriers._ones[GPU] = torch.ones(len(engine.parameters))
         gradient = SimpleNamespace(is_cuda=on_gpu, device=GPU if on_gpu else torch.device("cpu"))
         with caplog.at_level(logging.WARNING):
             for _ in range(2):

@@ -104,6 +104,16 @@ class ThreadCollectives(Collectives):
         return False
 
 
+class OverHost(ThreadCollectives):
+    """As Horovod without NCCL, which takes bytes on the host."""
+
+    def start_allgather(self, data, name):
+        return super().start_allgather(arrays.to_host(data), name)
+
+    def start_alltoall(self, data, splits, name):
+        return super().start_alltoall(arrays.to_host(data), splits, name)
+
+
 class NumpyTensors(Tensors[np.ndarray]):
     """Gradients are NumPy arrays of any shape and float dtype."""
 

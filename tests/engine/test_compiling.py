@@ -10,22 +10,12 @@ import pytest
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.engine import compiling
-from hvd_deepreduce.ops import arrays, device
+from hvd_deepreduce.ops import device
 from tests import cuda_emulator
-from tests.engine.numpy_adapter import EmulatedTensors, NumpyAdapter, ThreadCollectives, run_ranks
+from tests.engine.numpy_adapter import EmulatedTensors, NumpyAdapter, OverHost, run_ranks
 from tests.selection import first
 
 BUCKET = {"scope": "bucket"}
-
-
-class OverHost(ThreadCollectives):
-    """As Horovod without NCCL, which takes bytes on the host."""
-
-    def start_allgather(self, data, name):
-        return super().start_allgather(arrays.to_host(data), name)
-
-    def start_alltoall(self, data, splits, name):
-        return super().start_alltoall(arrays.to_host(data), splits, name)
 
 
 CONFIGS = [
