@@ -14,7 +14,7 @@ from tests.selection import thorough
 
 BUILD = Path(__file__).parent.parent.parent / "build" / "nvcc"
 FRAMES = {
-    "fit_dexp_encode", "fit_poly_project", "fit_poly_plan", "huffman_write", "rle_read", "rle_walk", "short_heads",
+    "fit_dexp_encode", "fit_poly_project", "fit_poly_plan", "huffman_write", "rle_read", "rle_walk",
     "check_padding", "groups_write_coded", "join",
 }  # fmt: skip
 """The kernels that keep arrays in each thread's own memory: short ones, and those of codecs that take long by nature.
