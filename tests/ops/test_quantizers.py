@@ -116,6 +116,16 @@ def test_rotation(gpu, name, bucket_size):
         assert (np.abs(back - x) <= 1e-6 * np.repeat(norms, bucket_size)[: x.size] + 1e-43).all()
 
 
+@pytest.mark.parametrize("most", [8, 2])
+def test_rotation_of_long_buckets(gpu, most, monkeypatch):
+    """In several launches; the last bucket is shorter than a tile, as long, or longer."""
+    monkeypatch.setattr(rotation, "_NEXT", most)
+    for count, bucket_size in ((20_000, 8192), (18_000, 8192), (8193, 8192), (33_000, 2**31)):
+        x = cases.random(count)
+        rotated = both(gpu, rotation.rotate, x, bucket_size, *KEY)
+        both(gpu, rotation.unrotate, rotated, count, bucket_size, *KEY)
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_sign(gpu, name, bucket_size):
     x = VALUES[name][: 200 * bucket_size]
