@@ -218,6 +218,14 @@ def test_fit_poly_of_many_values(gpu, degree, segments):
         both(gpu, curve_fit.fit_poly_encode, ordered, degree, segments)
 
 
+def test_fit_dexp_of_many_values(gpu):
+    """More than a block of the grid takes at a time; values that fall as no exponential does."""
+    steps = np.repeat(np.float32([3, 1, 0.5]), 7000)
+    for x in (cases.random(30_001) ** 3, np.abs(cases.random(9000)), steps, np.linspace(-1, 1e-3, 5000)):
+        ordered, _ = sort.by_value(x.astype(np.float32))
+        both(gpu, curve_fit.fit_dexp_encode, ordered)
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_fit_dexp(gpu, name):
     for x in (VALUES[name], np.abs(VALUES[name]), -np.exp(np.linspace(-9, 3, 700)).astype(np.float32)):
