@@ -219,11 +219,17 @@ def test_fit_poly_of_many_values(gpu, degree, segments):
 
 
 def test_fit_dexp_of_many_values(gpu):
-    """More than a block of the grid takes at a time; values that fall as no exponential does."""
-    steps = np.repeat(np.float32([3, 1, 0.5]), 7000)
-    for x in (cases.random(30_001) ** 3, np.abs(cases.random(9000)), steps, np.linspace(-1, 1e-3, 5000)):
-        ordered, _ = sort.by_value(x.astype(np.float32))
-        both(gpu, curve_fit.fit_dexp_encode, ordered)
+    """More than a block of the grid takes at a time."""
+    for x in (cases.random(30_001) ** 3, np.abs(cases.random(9000))):
+        both(gpu, curve_fit.fit_dexp_encode, sort.by_value(x)[0])
+
+
+def test_fit_dexp_where_the_first_rates_are_worse_than_a_line(gpu):
+    """The other rates are tried then."""
+    rng = np.random.default_rng(0)
+    uneven = [np.cumsum(rng.random(2000) ** (3 + 8 * i)) + 0.1 for i in range(6)]
+    for x in (np.repeat([3, 1], 700), np.linspace(-1, 1e-3, 5000), *uneven):
+        both(gpu, curve_fit.fit_dexp_encode, sort.by_value(x.astype(np.float32))[0])
 
 
 @pytest.mark.parametrize("name", VALUES)
