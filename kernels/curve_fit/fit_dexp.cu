@@ -30,8 +30,8 @@ struct Side {
     }
 };
 
-// signs: the number of positive values, and of those that are not negative. The blocks of a grid take the sides in turn,
-// and of a side FIT blocks in a row, a multiple of WARPS. memory: fit_dexp_scratch(count) numbers.
+// signs: the number of positive values, and of those that are not negative. The blocks of a grid take the sides in
+// turn, and of a side FIT blocks in a row, a multiple of WARPS. memory: fit_dexp_scratch(count) numbers.
 __device__ Side side_of(const float* sorted, u64 count, const u64* signs, u32 side, double* memory) {
     const u64 positives = signs[0], m = side ? count - signs[1] : positives, blocks = (m + FIT_BLOCK - 1) / FIT_BLOCK;
     const u64 all = fit_dexp_blocks(count), before = side ? (positives + FIT_BLOCK - 1) / FIT_BLOCK : 0;
@@ -235,8 +235,8 @@ KERNEL fit_dexp_write(const float* sorted, u64 count, const u64* signs, double* 
         });
         const float ends[2] = {y.sorted[0], y.sorted[y.m - 1]};
         if (threadIdx.x == 0) {
-            const float numbers[DEXP_SIDE_WORDS] = {side ? -ends[0] : ends[1], side ? -ends[1] : ends[0], curve.a,
-                                                    curve.rates.b,             curve.c,                   curve.rates.d};
+            const float least = side ? -ends[0] : ends[1], largest = side ? -ends[1] : ends[0];
+            const float numbers[DEXP_SIDE_WORDS] = {least, largest, curve.a, curve.rates.b, curve.c, curve.rates.d};
             for (u32 k = 0; k < DEXP_SIDE_WORDS; ++k) section[word + k] = bits_of(numbers[k]);
         }
         word += DEXP_SIDE_WORDS;

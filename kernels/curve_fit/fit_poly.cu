@@ -26,6 +26,7 @@ __device__ double farthest_point(const float* sorted, const Segments& segments, 
     if (end - begin < 2 * points) return farthest;
     const double first = sorted[begin];
     const double slope = ((double)sorted[end - 1] - first) / (double)(end - 1 - begin);
+#pragma unroll 8
     for (u64 i = begin + points + thread; i < end - points + 1; i += threads) {
         const double d = fabs((first + slope * (double)(i64)(i - begin)) - (double)sorted[i]);
         if (d > farthest) farthest = d, *at = i;

@@ -6,6 +6,8 @@
 #include "common/index_gaps.cuh"
 #include "rans/rans.h"
 
+const i64 AHEAD = 8;
+
 // A block codes a part into `room`, each to the end of its own place there, and copies it behind the parts before it.
 // room: rans_bound(count) bytes, at a multiple of 2. status: of rans_parts(count) tiles. *end: the bytes of the section.
 KERNEL rans_encode(const u8* symbols, u64 count, const u64* counts, u8* room, u64* status, u8* out, u64* end) {
@@ -40,28 +42,36 @@ KERNEL rans_encode(const u8* symbols, u64 count, const u64* counts, u8* room, u6
         const u64 stop = 2 * after + 4ull * lanes * (part + 1);
         if (warp_number() == 0) {
             u32 x = LOWEST;
-            u64 at = stop, group = (after - begin + lanes - 1) / lanes;
-            // The next symbol is loaded before this one is coded.
-            const auto symbol_at = [=](u64 i) { return lane < lanes && i < after ? (u32)symbols[i] : 256u; };
-            u32 symbol = symbol_at(begin + (group - 1) * lanes + lane);
-            while (group-- > 0) {
-                const u32 next = group ? symbol_at(begin + (group - 1) * lanes + lane) : 256;
-                const bool active = symbol < 256;
-                const u32 entry = active ? table[symbol] : 0, f = entry & 0xFFFF;
-                const bool emits = active && x >> 20 >= f;
-                const u32 mask = __ballot_sync(WHOLE_WARP, emits);
-                at -= 2 * (u64)__popc(mask);
-                if (emits) {
-                    *(u16*)(room + at + 2 * (u64)__popc(mask & below)) = (u16)x;
-                    x >>= 16;
+            u64 at = stop;
+            // Symbols are loaded AHEAD groups before they are coded. 256: there is none.
+            const auto symbol_at = [=](i64 group) {
+                const u64 i = begin + group * lanes + lane;
+                return group >= 0 && lane < lanes && i < after ? (u32)symbols[i] : 256u;
+            };
+            const i64 last = (i64)((after - begin + lanes - 1) / lanes) - 1;
+            u32 next[AHEAD];
+#pragma unroll
+            for (u32 j = 0; j < AHEAD; ++j) next[j] = symbol_at(last - j);
+            for (i64 group = last; group >= 0; group -= AHEAD)
+#pragma unroll
+                for (u32 j = 0; j < AHEAD; ++j) {
+                    const u32 symbol = next[j];
+                    next[j] = symbol_at(group - j - AHEAD);
+                    const bool active = symbol < 256;
+                    const u32 entry = active ? table[symbol] : 0, f = entry & 0xFFFF;
+                    const bool emits = active && x >> 20 >= f;
+                    const u32 mask = __ballot_sync(WHOLE_WARP, emits);
+                    at -= 2 * (u64)__popc(mask);
+                    if (emits) {
+                        *(u16*)(room + at + 2 * (u64)__popc(mask & below)) = (u16)x;
+                        x >>= 16;
+                    }
+                    if (active) {
+                        const u64 r = reciprocal[symbol];
+                        const u32 quotient = (u32)((x * (r >> 32) + (x * (r & 0xFFFFFFFF) >> 32)) >> 32);
+                        x += (entry >> 16) + quotient * (4096 - f);
+                    }
                 }
-                if (active) {
-                    const u64 r = reciprocal[symbol];
-                    const u32 quotient = (u32)((x * (r >> 32) + (x * (r & 0xFFFFFFFF) >> 32)) >> 32);
-                    x += (entry >> 16) + quotient * (4096 - f);
-                }
-                symbol = next;
-            }
             at -= 4 * lanes;
             if (lane < lanes)
                 for (u32 j = 0; j < 4; ++j) room[at + 4 * lane + j] = (u8)(x >> (8 * j));
@@ -113,11 +123,12 @@ struct Words {
     }
 };
 
-// Each section has `each` blocks, of which each takes a part. Sets the section's error, and *error.
+// Each section has `each` blocks, of which each takes a part. Sets the section's error, and *error. The section is copied:
+// what stores to bytes may change, is else loaded for each symbol.
 KERNEL rans_decode(const u8* data, const u64* sections, u64 each, u8* symbols, u64* scratch, i32* error) {
     __shared__ u32 share[256], slots[4096];
     __shared__ i64 taken;
-    const Section& section = ((const Section*)sections)[blockIdx.x / each];
+    const Section section = ((const Section*)sections)[blockIdx.x / each];
     const u8* in = data + section.at;
     const u64 count = section.count, part = blockIdx.x % each;
     const u64 parts = section.bytes && *in == PARTS ? rans_parts(count) : 1, several = parts > 1;
@@ -202,7 +213,7 @@ KERNEL rans_tokens(const u32* indices, u64 count, u64* status, u64* end, u8* tok
 // to ERR_VALUE if the section does not end with the last gap.
 KERNEL rans_indices(const u8* data, const u64* sections, u64 each, const u8* symbols, u64* scratch, u32* indices,
                     i32* error) {
-    const Section& section = ((const Section*)sections)[blockIdx.x / each];
+    const Section section = ((const Section*)sections)[blockIdx.x / each];
     const u64 count = section.count, used = scratch[section.found];
     if (*(const i32*)(scratch + section.found + 1)) return;
     const u32 t = fraction_bits(count), tiles = (u32)((count + THREADS - 1) / THREADS);
