@@ -123,12 +123,11 @@ struct Words {
     }
 };
 
-// Each section has `each` blocks, of which each takes a part. Sets the section's error, and *error. The section is copied:
-// what stores to bytes may change, is else loaded for each symbol.
+// Each section has `each` blocks, of which each takes a part. Sets the section's error, and *error.
 KERNEL rans_decode(const u8* data, const u64* sections, u64 each, u8* symbols, u64* scratch, i32* error) {
     __shared__ u32 share[256], slots[4096];
     __shared__ i64 taken;
-    const Section section = ((const Section*)sections)[blockIdx.x / each];
+    const Section& section = ((const Section*)sections)[blockIdx.x / each];
     const u8* in = data + section.at;
     const u64 count = section.count, part = blockIdx.x % each;
     const u64 parts = section.bytes && *in == PARTS ? rans_parts(count) : 1, several = parts > 1;
@@ -161,6 +160,7 @@ KERNEL rans_decode(const u8* data, const u64* sections, u64 each, u8* symbols, u
     if (warp_number()) return;
     const u32 lane = lane_number();
     const u64 end = part_begin(count, parts, part + 1);
+    u8* const out = symbols + section.first;  // here: a store to bytes may change a section, which is loaded again then
     u32 x = LOWEST;
     if (lane < lanes) x = load_field(in, section.bytes, 8 * (at + 4 * lane), 32);
     at += 4 * lanes;
@@ -170,7 +170,7 @@ KERNEL rans_decode(const u8* data, const u64* sections, u64 each, u8* symbols, u
         bool wants = false;
         if (active) {
             const u32 slot = slots[x & 4095];
-            symbols[section.first + base + lane] = (u8)slot;
+            out[base + lane] = (u8)slot;
             x = rans_advance(slot, x);
             wants = x < LOWEST;
         }
@@ -213,7 +213,7 @@ KERNEL rans_tokens(const u32* indices, u64 count, u64* status, u64* end, u8* tok
 // to ERR_VALUE if the section does not end with the last gap.
 KERNEL rans_indices(const u8* data, const u64* sections, u64 each, const u8* symbols, u64* scratch, u32* indices,
                     i32* error) {
-    const Section section = ((const Section*)sections)[blockIdx.x / each];
+    const Section& section = ((const Section*)sections)[blockIdx.x / each];
     const u64 count = section.count, used = scratch[section.found];
     if (*(const i32*)(scratch + section.found + 1)) return;
     const u32 t = fraction_bits(count), tiles = (u32)((count + THREADS - 1) / THREADS);
