@@ -32,16 +32,15 @@ def radix_sort(xp: Any, words: Device, low: int, high: int) -> Device:
     passes, tiles, count = -(-(high - low) // 8), -(-words.size // _TILE), words.size
     if not passes:
         return words
-    # One array of zeros, for one launch: | counts u32 [passes, 256] | status of each pass |
     each, spare = 256 * tiles + 1, xp.empty(count, u64)
-    scratch = cleared(xp, passes * (128 + each), u64)
-    counts = scratch[: 128 * passes].view(u32)
-    for_each(xp, _FILE, "radix_count", count, words, count, u32(low), u32(passes), counts, tile=_TILE)
+    counts, status = cleared(xp, 256 * passes, u32), xp.empty(passes * each, u64)
+    for_each(
+        xp, _FILE, "radix_count", count, words, count, u32(low), u32(passes), counts, status, status.size, tile=_TILE
+    )
     for number in range(passes):
-        begin = 128 * passes + number * each
         for_each(
             xp, _FILE, "radix_pass", count, words, count, u32(low + 8 * number), counts[256 * number :],
-            scratch[begin : begin + each], spare, tile=_TILE,
+            status[each * number : each * (number + 1)], spare, tile=_TILE,
         )  # fmt: skip
         words, spare = spare, words
     return words

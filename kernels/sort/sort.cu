@@ -9,9 +9,10 @@ const u32 SORT_TILE = ROWS * THREADS;
 const u32 MOST_PASSES = 4;
 static_assert(DIGITS == THREADS, "thread d of a block has digit d");
 
-// counts[pass][DIGITS], zeros before the launch: how often each digit occurs.
-KERNEL radix_count(const u64* words, u64 count, u32 low, u32 passes, u32* counts) {
+// counts[pass][DIGITS], zeros before the launch: how often each digit occurs. status[size]: becomes zeros.
+KERNEL radix_count(const u64* words, u64 count, u32 low, u32 passes, u32* counts, u64* status, u64 size) {
     __shared__ u32 local[MOST_PASSES][DIGITS];
+    for (u64 i = grid_thread(); i < size; i += grid_threads()) status[i] = 0;
     for (u32 pass = 0; pass < passes; ++pass) local[pass][threadIdx.x] = 0;
     __syncthreads();
     for (u64 i = grid_thread(); i < count; i += grid_threads()) {
