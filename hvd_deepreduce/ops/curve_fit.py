@@ -15,7 +15,7 @@ from hvd_deepreduce.ops.library import check, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device, f32, f64, i32, u32, u64
 
 _POLY, _DEXP = "curve_fit/fit_poly", "curve_fit/fit_dexp"
-_SIDE_PLAN_WORDS = 3 + 2 * 1025
+_SIDE_PLAN_WORDS = 2 + 2 * 1025
 """The size of SidePlan in kernels/curve_fit/fit_poly.cu, in words of 4 bytes."""
 _ROUNDS, _LONG = 7, 8192
 """The most splits that the whole device looks for, and the least values that are worth it."""
@@ -58,12 +58,9 @@ def _(ordered: Device, degree: int, segments: int | None) -> Device:
     common = ordered, u64(n), u32(degree)
     for number in range(rounds):
         launch(xp, _POLY, "fit_poly_split", blocks, *common, u32(segments or 0), u32(number), farthest)
-    launch(
-        xp, _POLY, "fit_poly_plan", 1, *common, u32(segments or 0), farthest, u32(blocks), u32(rounds), plans, section,
-        words,
-    )  # fmt: skip
+    launch(xp, _POLY, "fit_poly_plan", 2, *common, u32(segments or 0), farthest, u32(blocks), u32(rounds), plans)
     for_each(xp, _POLY, "fit_poly_project", n, *common, plans, partial, tile=THREADS // 8 * 256)
-    for_each(xp, _POLY, "fit_poly_coefficients", section.size, *common, plans, partial, section)
+    for_each(xp, _POLY, "fit_poly_coefficients", section.size, *common, plans, partial, section, words)
     return section.view(np.uint8)[: 4 * read_counter(words)]
 
 
