@@ -53,11 +53,11 @@ def _(ordered: Device, degree: int, segments: int | None) -> Device:
     # The first splits, of the longest segments, are worth a launch of many blocks each. The heuristic seldom wants more
     # than one.
     rounds = min((segments or 2) - 1, _ROUNDS) if n >= _LONG else 0
-    blocks = min(grid(xp, n, 4 * THREADS), THREADS)
+    blocks = min(grid(xp, n, 8 * THREADS), THREADS)  # of each sign
     farthest = xp.empty(max(1, rounds) * 8 * blocks, u64)
     common = ordered, u64(n), u32(degree)
     for number in range(rounds):
-        launch(xp, _POLY, "fit_poly_split", blocks, *common, u32(segments or 0), u32(number), farthest)
+        launch(xp, _POLY, "fit_poly_split", 2 * blocks, *common, u32(segments or 0), u32(number), farthest)
     launch(xp, _POLY, "fit_poly_plan", 2, *common, u32(segments or 0), farthest, u32(blocks), u32(rounds), plans)
     for_each(xp, _POLY, "fit_poly_project", n, *common, plans, partial, tile=THREADS // 8 * 256)
     for_each(xp, _POLY, "fit_poly_coefficients", section.size, *common, plans, partial, section, words)

@@ -126,26 +126,25 @@ __device__ u32 replay(const u64* farthest, u32 blocks, u32 rounds, u32 side, con
     return count;
 }
 
-// A launch of the splits above, of up to THREADS blocks.
+// A launch of the splits above: up to THREADS blocks for each side, which they take in turn.
 KERNEL fit_poly_split(const float* sorted, u64 count, u32 degree, u32 wanted, u32 round, u64* farthest) {
     __shared__ Segments segments;
-    for (u32 side = 0; side < 2; ++side) {
-        const Values values = values_of(sorted, count, side, degree, wanted);
-        u64 open[2];
-        const u32 segments_now = replay(farthest, gridDim.x, round, side, values, segments, open, open + 1);
-        for (u32 part = 0; part < 2; ++part) {
-            u64 at = 0;
-            double own = 0.0, distance;
-            if (open[part] != NOWHERE && segments_now < values.wanted)
-                own = farthest_point(values.sorted, segments, (u32)open[part], degree + 1, grid_thread(),
-                                     grid_threads(), &at);
-            const u64 place = block_argmax(own, at, &distance);
-            if (threadIdx.x == 0) {
-                u64* out = farthest + (((round * 2 + side) * 2 + part) * gridDim.x + blockIdx.x) * 2;
-                out[0] = bits_of(distance), out[1] = place;
-            }
+    const u32 side = blockIdx.x % 2, block = blockIdx.x / 2, blocks = gridDim.x / 2;
+    const Values values = values_of(sorted, count, side, degree, wanted);
+    u64 open[2];
+    const u32 segments_now = replay(farthest, blocks, round, side, values, segments, open, open + 1);
+#pragma unroll
+    for (u32 part = 0; part < 2; ++part) {
+        u64 at = 0;
+        double own = 0.0, distance;
+        if (open[part] != NOWHERE && segments_now < values.wanted)
+            own = farthest_point(values.sorted, segments, (u32)open[part], degree + 1, block * THREADS + threadIdx.x,
+                                 blocks * THREADS, &at);
+        const u64 place = block_argmax(own, at, &distance);
+        if (threadIdx.x == 0) {
+            u64* out = farthest + (((round * 2 + side) * 2 + part) * blocks + block) * 2;
+            out[0] = bits_of(distance), out[1] = place;
         }
-        __syncthreads();
     }
 }
 
