@@ -14,8 +14,8 @@ from hvd_deepreduce.ops.dispatch import generic, operation
 from hvd_deepreduce.ops.library import check, kernel
 from hvd_deepreduce.ops.types import F32, U8, Device, f32, f64, i32, u32, u64
 
-_POLY = "curve_fit/fit_poly"
-_SIDE_PLAN_WORDS = 3 + 2 * 1025
+_POLY, _DEXP = "curve_fit/fit_poly", "curve_fit/fit_dexp"
+_SIDE_PLAN_WORDS = 2 + 2 * 1025
 """The size of SidePlan in kernels/curve_fit/fit_poly.cu, in words of 4 bytes."""
 _ROUNDS, _LONG = 7, 8192
 """The most splits that the whole device looks for, and the least values that are worth it."""
@@ -26,7 +26,7 @@ _fit_poly_decode = kernel("fit_poly_decode", "I", "pUUp")
 _fit_dexp_bound = kernel("fit_dexp_bound", "U", "")
 _fit_dexp_scratch = kernel("fit_dexp_scratch", "U", "U")
 _fit_dexp_encode = kernel("fit_dexp_encode", "U", "pUp")
-_fit_dexp_decode = generic_kernel("curve_fit/fit_dexp", "fit_dexp_decode", "I", "pUUp")
+_fit_dexp_decode = generic_kernel(_DEXP, "fit_dexp_decode", "I", "pUUp")
 
 
 @operation()
@@ -53,17 +53,14 @@ def _(ordered: Device, degree: int, segments: int | None) -> Device:
     # The first splits, of the longest segments, are worth a launch of many blocks each. The heuristic seldom wants more
     # than one.
     rounds = min((segments or 2) - 1, _ROUNDS) if n >= _LONG else 0
-    blocks = min(grid(xp, n, 4 * THREADS), THREADS)
+    blocks = min(grid(xp, n, 8 * THREADS), THREADS)  # of each sign
     farthest = xp.empty(max(1, rounds) * 8 * blocks, u64)
     common = ordered, u64(n), u32(degree)
     for number in range(rounds):
-        launch(xp, _POLY, "fit_poly_split", blocks, *common, u32(segments or 0), u32(number), farthest)
-    launch(
-        xp, _POLY, "fit_poly_plan", 1, *common, u32(segments or 0), farthest, u32(blocks), u32(rounds), plans, section,
-        words,
-    )  # fmt: skip
+        launch(xp, _POLY, "fit_poly_split", 2 * blocks, *common, u32(segments or 0), u32(number), farthest)
+    launch(xp, _POLY, "fit_poly_plan", 2, *common, u32(segments or 0), farthest, u32(blocks), u32(rounds), plans)
     for_each(xp, _POLY, "fit_poly_project", n, *common, plans, partial, tile=THREADS // 8 * 256)
-    for_each(xp, _POLY, "fit_poly_coefficients", section.size, *common, plans, partial, section)
+    for_each(xp, _POLY, "fit_poly_coefficients", section.size, *common, plans, partial, section, words)
     return section.view(np.uint8)[: 4 * read_counter(words)]
 
 
@@ -114,8 +111,13 @@ def fit_dexp_encode(ordered: F32) -> U8:
 def _(ordered: Device) -> Device:
     xp, n = array_module(ordered), ordered.size
     section, words = xp.empty(_fit_dexp_bound(), u32), counter(xp)
-    scratch = xp.empty(_fit_dexp_scratch(n), f64)
-    launch(xp, "curve_fit/fit_dexp", "fit_dexp_encode", 1, ordered, n, scratch, section, words)
+    signs, memory = xp.empty(2, u64), xp.empty(_fit_dexp_scratch(n), f64)
+    # A block takes eight of the curve's blocks of 256 values, of one sign.
+    blocks = 2 * grid(xp, n, 8 * 256)
+    launch(xp, _DEXP, "fit_dexp_sums", blocks, ordered, n, signs, memory, section)
+    for name in ("fit_dexp_first", "fit_dexp_second", "fit_dexp_products", "fit_dexp_solve"):
+        launch(xp, _DEXP, name, blocks, ordered, n, signs, memory)
+    launch(xp, _DEXP, "fit_dexp_write", 1, ordered, n, signs, memory, section, words)
     return section.view(np.uint8)[: 4 * read_counter(words)]
 
 

@@ -5,20 +5,22 @@ The rotation depends on (seed, parameter, step), so a receiver can undo it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from hvd_deepreduce.ops.device import array_module, for_each, key_words
+from hvd_deepreduce.ops.device import array_module, grid, key_words, launch
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import kernel
-from hvd_deepreduce.ops.types import F32, Device, f32, f64
+from hvd_deepreduce.ops.types import F32, Device, f32, f64, u32
 
 rotated_count = kernel("rotated_count", "U", "UU")
 """The number of rotated values of (count, bucket size): the last bucket is filled up to a power of two."""
 _rotate = kernel("rotate", "I", "pUUuuup")
 _unrotate = kernel("unrotate", "I", "pUUuuup")
 _FILE = "rotation/rotation"
+_FIRST, _NEXT = 12, 8
+"""The most levels of the first launch, and of each later one, whose tiles have pieces of 16 places then."""
+_TILE = 1 << _FIRST
+"""Places of a tile, as in kernels/rotation/rotation.cu."""
 
 
 def _check_memory(result: int, count: int) -> None:
@@ -45,14 +47,8 @@ def rotate(values: F32, bucket_size: int, seed: int, parameter: int, step: int) 
 
 @rotate.cuda
 def _(values: Device, bucket_size: int, seed: int, parameter: int, step: int) -> Device:
-    xp, n = array_module(values), values.size
-    places = rotated_count(n, bucket_size)
-    work, rotated = xp.empty(places, f64), xp.empty(places, f32)
-    if n:
-        key = key_words(seed, parameter, step)
-        for_each(xp, _FILE, "rotation_begin", places, values, n, places, *key, work)
-        _hadamard(xp, work, bucket_size)
-        for_each(xp, _FILE, "rotation_end", places, work, places, bucket_size, rotated)
+    rotated = array_module(values).empty(rotated_count(values.size, bucket_size), f32)
+    _launch("rotate", values, values.size, rotated.size, bucket_size, key_words(seed, parameter, step), rotated)
     return rotated
 
 
@@ -75,21 +71,29 @@ def unrotate(rotated: F32, count: int, bucket_size: int, seed: int, parameter: i
 
 @unrotate.cuda
 def _(rotated: Device, count: int, bucket_size: int, seed: int, parameter: int, step: int) -> Device:
-    xp, places = array_module(rotated), rotated.size
-    work, values = xp.empty(places, f64), xp.empty(count, f32)
-    if count:
-        for_each(xp, _FILE, "rotation_widen", places, rotated, places, work)
-        _hadamard(xp, work, bucket_size)
-        for_each(
-            xp, _FILE, "rotation_back", count, work, count, places, bucket_size, *key_words(seed, parameter, step),
-            values,
-        )  # fmt: skip
+    values = array_module(rotated).empty(count, f32)
+    _launch("unrotate", rotated, count, rotated.size, bucket_size, key_words(seed, parameter, step), values)
     return values
 
 
-def _hadamard(xp: Any, work: Device, bucket_size: int) -> None:
-    """Multiplies each bucket by the Walsh-Hadamard matrix, in place."""
-    half = 1
-    while half < min(bucket_size, work.size):
-        for_each(xp, _FILE, "rotation_level", (work.size + 1) // 2, work, work.size, half)
-        half *= 2
+def _launch(
+    name: str, given: Device, count: int, places: int, bucket_size: int, key: tuple[np.uint32, ...], out: Device
+) -> None:
+    """Launches a kernel for all levels, some at a time; kernels/rotation/rotation.cu draws its tiles."""
+    if not count:
+        return
+    xp, done = array_module(given), 0
+    levels = (min(bucket_size, places) - 1).bit_length()
+    work = xp.empty(places, f64) if levels > _FIRST else None
+    while True:
+        now = min(levels - done, _NEXT if done else _FIRST)
+        columns = _FIRST - now if done else 0  # as a power of two
+        tiles = -(-places // (_TILE << done - columns)) << done - columns
+        last = done + now == levels
+        launch(
+            xp, _FILE, name, grid(xp, tiles, 1), given, count, places, bucket_size, *key, u32(done), u32(columns),
+            u32(now), tiles, last, work, out,
+        )  # fmt: skip
+        if last:
+            return
+        done += now

@@ -119,7 +119,7 @@ def topk_of_chunks(
 
     Args:
         dense, gradient: as in ``topk``; any number of elements.
-        chunk: elements of a chunk, at least 1. The last chunk ends with the tensor.
+        chunk: elements of a chunk, at least 1; on a GPU, below 2^31. The last chunk ends with the tensor.
         k: at most ``chunk`` and at least 1, of each chunk but the last.
         last: of the last chunk, at most its size and at least 1.
         threads: of the host.
@@ -149,6 +149,8 @@ def _(
     indices, values = xp.empty(most, u32), xp.empty(most, dense.dtype)
     if n == 0:
         return indices, values
+    if min(chunk, n) >= 2**31:
+        raise ValueError(f"a chunk has {min(chunk, n)} elements, and on a GPU one takes fewer than 2^31: lower chunk")
     zeros = counter(xp) if encoding is None or encoding.exact else encoding.zeros
     for_each(
         xp, "select/select", f"topk_of_chunks_{suffix(dense.dtype)}", n, dense, gradient, n, residual_guard(), chunk, k,

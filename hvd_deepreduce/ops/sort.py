@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hvd_deepreduce.ops.deferred import check_later, counter
-from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch, scan_status
+from hvd_deepreduce.ops.deferred import check_later
+from hvd_deepreduce.ops.device import THREADS, array_module, cleared, for_each, grid, launch
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import check, kernel
 from hvd_deepreduce.ops.types import F32, U32, Device, f32, i32, u32, u64
@@ -15,6 +15,7 @@ from hvd_deepreduce.ops.types import F32, U32, Device, f32, i32, u32, u64
 _sort_by_key = kernel("sketch_merge", "I", "ppUUpp")
 _sort_values = kernel("sort_values", "v", "pUppp")
 
+_FILE = "sort/sort"
 _TILE = 8 * THREADS
 """Words of a tile, as in kernels/sort/sort.cu."""
 
@@ -24,36 +25,42 @@ def radix_sort(xp: Any, words: Device, low: int, high: int) -> Device:
 
     Args:
         xp: the array module.
-        words: uint64; its memory is used and holds anything afterwards.
+        words: uint64, fewer than 2^32; its memory is used and holds anything afterwards.
         low: a bit.
-        high: a bit; ``high - low`` is a multiple of 8.
+        high: a bit, at most ``low + 32``; the last of the launches, of 8 bits each, may go beyond it.
     """
-    tiles, count = -(-words.size // _TILE), words.size
-    spare, counts = xp.empty(count, u64), xp.empty(256 * tiles, u32)
-    for shift in range(low, high, 8):
-        launch(xp, "sort/sort", "radix_count", tiles, words, count, u32(shift), counts)
+    passes, tiles, count = -(-(high - low) // 8), -(-words.size // _TILE), words.size
+    if not passes:
+        return words
+    each, spare = 256 * tiles + 1, xp.empty(count, u64)
+    counts, status = cleared(xp, 256 * passes, u32), xp.empty(passes * each, u64)
+    for_each(
+        xp, _FILE, "radix_count", count, words, count, u32(low), u32(passes), counts, status, status.size, tile=_TILE
+    )
+    for number in range(passes):
         for_each(
-            xp, "sort/sort", "scan_counts", counts.size, counts, counts.size, scan_status(xp, counts.size), counter(xp)
-        )
-        launch(xp, "sort/sort", "radix_move", tiles, words, count, u32(shift), counts, spare)
+            xp, _FILE, "radix_pass", count, words, count, u32(low + 8 * number), counts[256 * number :],
+            status[each * number : each * (number + 1)], spare, tile=_TILE,
+        )  # fmt: skip
         words, spare = spare, words
     return words
 
 
-def _sort_pairs(array: Device, pair: str, unpair: str) -> tuple[Device, Device]:
+def _sort_pairs(array: Device, pair: str, unpair: str, width: int = 32) -> tuple[Device, Device]:
     """The elements in the order of their pairs, and their places.
 
     Args:
         array: 32-bit elements.
         pair: the kernel that makes the pairs.
         unpair: the kernel that reads elements and places from the sorted pairs.
+        width: the bits of a pair's upper half that may be set.
     """
     xp, n = array_module(array), array.size
     ordered, places, pairs = xp.empty(n, array.dtype), xp.empty(n, u32), xp.empty(n, u64)
     if n:
-        for_each(xp, "sort/sort", pair, n, array, n, pairs)
-        pairs = radix_sort(xp, pairs, 32, 64)
-        for_each(xp, "sort/sort", unpair, n, pairs, n, ordered, places)
+        for_each(xp, _FILE, pair, n, array, n, pairs)
+        pairs = radix_sort(xp, pairs, 32, 32 + width)
+        for_each(xp, _FILE, unpair, n, pairs, n, ordered, places)
     return ordered, places
 
 
@@ -77,8 +84,12 @@ def _(values: Device) -> tuple[Device, Device]:
 
 
 @operation()
-def by_index(indices: U32) -> tuple[U32, U32]:
+def by_index(indices: U32, width: int) -> tuple[U32, U32]:
     """The indices from the smallest to the largest. Equal indices keep their order.
+
+    Args:
+        indices: uint32, below ``2^width``.
+        width: bits.
 
     Returns:
         ordered: the sorted indices.
@@ -89,8 +100,8 @@ def by_index(indices: U32) -> tuple[U32, U32]:
 
 
 @by_index.cuda
-def _(indices: Device) -> tuple[Device, Device]:
-    return _sort_pairs(indices, "index_pairs", "index_unpair")
+def _(indices: Device, width: int) -> tuple[Device, Device]:
+    return _sort_pairs(indices, "index_pairs", "index_unpair", width)
 
 
 @operation()
@@ -117,8 +128,9 @@ def _(keys: Device, values: Device, numel: int) -> tuple[Device, Device]:
     sorted_keys, sorted_values = xp.empty(n, u32), xp.empty(n, f32)
     pairs, error = xp.empty(n, u64), cleared(xp, 1, i32)
     if n:
-        for_each(xp, "sort/sort", "key_pairs", n, keys, values, n, pairs)
-        pairs = radix_sort(xp, pairs, 32, 64)
-        launch(xp, "sort/sort", "key_unpair", grid(xp, n), pairs, n, numel, sorted_keys, sorted_values, error)
+        for_each(xp, _FILE, "key_pairs", n, keys, values, n, pairs)
+        # Keys that have more bits than numel - 1 are an error, in any order.
+        pairs = radix_sort(xp, pairs, 32, 32 + min(32, (numel - 1).bit_length()))
+        launch(xp, _FILE, "key_unpair", grid(xp, n), pairs, n, numel, sorted_keys, sorted_values, error)
         check_later(error)
     return sorted_keys, sorted_values

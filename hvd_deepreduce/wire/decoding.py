@@ -107,8 +107,8 @@ def _decode(container: Container, found: Together) -> tuple[U32 | None, Floats]:
         widths = {Raw.id: 32, Packed.id: (numel - 1).bit_length()}
         if dense or container.index not in widths:
             raise ValueError("indices in the order of the values must be raw or packed")
-        unsorted = bits.unpack(container.indices, count, widths[container.index], np.uint32)
-        support, places = sort.by_index(unsorted)
+        width = widths[container.index]
+        support, places = sort.by_index(bits.unpack(container.indices, count, width, np.uint32), width)
         bits.check_indices(support, numel)
         values = value.decode(container.values, count, support, dtype, key)
         return support, arrays.gather(values, places)

@@ -107,9 +107,9 @@ static u64 encode_side(const float* sorted, u64 m, bool negative, u8* section, u
     if (m == 0) return word;
     const float largest = negative ? -sorted[m - 1] : sorted[0], least = negative ? -sorted[0] : sorted[m - 1];
     const double scale = (negative ? -1.0 : 1.0) / (double)largest;
-    const Curve curve = best_curve(
-        m, [&] { return integrate(sorted, m, negative, scale); },
-        [&](Rates rates) { return solve(sorted, m, negative, scale, rates); });
+    const Ways ways = m < 3 ? ways_of_few(m) : ways_of(integrate(sorted, m, negative, scale), m);
+    const Curve curve =
+        best_curve(ways, [&](u32 way) { return solve(sorted, m, negative, scale, ways.rates[way]); });
     for (const float x : {least, largest, curve.a, curve.rates.b, curve.c, curve.rates.d}) put_word(section, word++, x);
     return word;
 }

@@ -61,8 +61,10 @@ DR_HD u64 dexp_bytes(u64 positives, u64 negatives) {
     return 4 * (DEXP_HEADER_WORDS + DEXP_SIDE_WORDS * ((u64)(positives > 0) + (u64)(negatives > 0)));
 }
 
-// The float64 numbers of scratch memory that an encoder on the device needs: see Scratch in fit_dexp.cu.
-DR_HD u64 fit_dexp_scratch(u64 count) { return 2 * count + 14 * (count / FIT_BLOCK + 1); }
+// For an encoder on the device: the most FIT blocks of both sides, and the float64 numbers of scratch memory, which
+// Side in fit_dexp.cu divides.
+DR_HD u64 fit_dexp_blocks(u64 count) { return count / FIT_BLOCK + 2; }
+DR_HD u64 fit_dexp_scratch(u64 count) { return 33 * fit_dexp_blocks(count); }
 
 // The least difference of b and d for rates up to about 1; for larger rates, in proportion to them. The exponentials of
 // closer rates are almost one function, and a and c would be large numbers that cancel. Rates this far apart still give
@@ -120,16 +122,19 @@ DR_HD Curve curve_of(Rates rates, double ee, double ef, double ff, double ey, do
     return {(float)a, (float)c, rates, yy - a * ey - c * fy};
 }
 
-// The curve of a side of m points. The least-squares solution A, B of the first linear system gives the rates, except:
+// The rates of the curve of a side of m points. The least-squares solution A, B of the first linear system gives them,
+// except:
 //   - u and w are (nearly) dependent: A = 0, so the rates are B = wy / ww and 0, an exponential and a constant;
 //   - the roots are complex: two rates about their real part;
 //   - the fit is worse than a straight line: the better one of an exponential and a constant, and of two rates about 0,
 //     which is nearly that line.
-// integrate() returns the Moments, solve(rates) a Curve.
-template <class Integrate, class Solve>
-DR_HD Curve best_curve(u64 m, Integrate integrate, Solve solve) {
-    if (m < 3) return solve(spread(0.0, 0.0, m));
-    const Moments s = integrate();
+const u32 WAYS = 3;
+struct Ways {
+    Rates rates[WAYS];
+    double line;  // the squared error of a straight line
+};
+
+DR_HD Ways ways_of(const Moments& s, u64 m) {
     const double single = s.ww > 1e-20 * (double)(i64)m ? s.wy / s.ww : 0.0;
     const double determinant = s.uu * s.ww - s.uw * s.uw;
     double middle = 0.5 * single, half = fabs(middle);
@@ -139,11 +144,22 @@ DR_HD Curve best_curve(u64 m, Integrate integrate, Solve solve) {
         middle = 0.5 * B;
         half = squared > 0.0 ? sqrt(squared) : 0.0;
     }
-    Curve best = solve(spread(middle, half, m));
-    if (best.error > s.yy)
-        for (u32 way = 0; way < 2; ++way) {
-            const Rates rates = way == 0 ? spread(0.5 * single, fabs(0.5 * single), m) : spread(0.0, 0.0, m);
-            const Curve other = solve(rates);
+    return {{spread(middle, half, m), spread(0.5 * single, fabs(0.5 * single), m), spread(0.0, 0.0, m)}, s.yy};
+}
+
+// Of fewer than 3 points.
+DR_HD Ways ways_of_few(u64 m) {
+    const Rates rates = spread(0.0, 0.0, m);
+    return {{rates, rates, rates}, 1e300};
+}
+
+// solve(way) returns the Curve of ways.rates[way].
+template <class Solve>
+DR_HD Curve best_curve(const Ways& ways, Solve solve) {
+    Curve best = solve(0);
+    if (best.error > ways.line)
+        for (u32 way = 1; way < WAYS; ++way) {
+            const Curve other = solve(way);
             if (other.error < best.error) best = other;
         }
     return best;

@@ -11,9 +11,21 @@ struct Segments {
 // The place of the largest of the threads' distances (the smallest place of equals), NOWHERE if all are 0. *largest:
 // that distance.
 __device__ u64 block_argmax(double distance, u64 place, double* largest) {
-    const u64 bits = bits_of(distance), most = block_max(bits);  // not negative, so ordered as their bits
+    __shared__ u64 of_warp[WARPS][2];
+    u64 most = bits_of(distance);  // not negative, so ordered as their bits
+    const auto take = [&](u32 lanes) {
+        const u64 other = __shfl_xor_sync(WHOLE_WARP, most, lanes);
+        const u64 other_place = __shfl_xor_sync(WHOLE_WARP, place, lanes);
+        if (other > most || (other == most && other_place < place)) most = other, place = other_place;
+    };
+    for (u32 lanes = 16; lanes; lanes /= 2) take(lanes);
+    if (lane_number() == 0) of_warp[warp_number()][0] = most, of_warp[warp_number()][1] = place;
+    __syncthreads();
+    most = of_warp[lane_number() % WARPS][0], place = of_warp[lane_number() % WARPS][1];
+    for (u32 lanes = WARPS / 2; lanes; lanes /= 2) take(lanes);
+    __syncthreads();
     *largest = __longlong_as_double((i64)most);
-    return most ? ~block_max(bits == most ? ~place : 0ull) : NOWHERE;
+    return most ? place : NOWHERE;
 }
 
 // The largest distance from the chord of segment s among the points of this thread, number `thread` of `threads`; *at:
@@ -26,6 +38,7 @@ __device__ double farthest_point(const float* sorted, const Segments& segments, 
     if (end - begin < 2 * points) return farthest;
     const double first = sorted[begin];
     const double slope = ((double)sorted[end - 1] - first) / (double)(end - 1 - begin);
+#pragma unroll 8
     for (u64 i = begin + points + thread; i < end - points + 1; i += threads) {
         const double d = fabs((first + slope * (double)(i64)(i - begin)) - (double)sorted[i]);
         if (d > farthest) farthest = d, *at = i;
@@ -113,89 +126,75 @@ __device__ u32 replay(const u64* farthest, u32 blocks, u32 rounds, u32 side, con
     return count;
 }
 
-// A launch of the splits above, of up to THREADS blocks.
+// A launch of the splits above: up to THREADS blocks for each side, which they take in turn.
 KERNEL fit_poly_split(const float* sorted, u64 count, u32 degree, u32 wanted, u32 round, u64* farthest) {
     __shared__ Segments segments;
-    for (u32 side = 0; side < 2; ++side) {
-        const Values values = values_of(sorted, count, side, degree, wanted);
-        u64 open[2];
-        const u32 segments_now = replay(farthest, gridDim.x, round, side, values, segments, open, open + 1);
-        for (u32 part = 0; part < 2; ++part) {
-            u64 at = 0;
-            double own = 0.0, distance;
-            if (open[part] != NOWHERE && segments_now < values.wanted)
-                own = farthest_point(values.sorted, segments, (u32)open[part], degree + 1, grid_thread(),
-                                     grid_threads(), &at);
-            const u64 place = block_argmax(own, at, &distance);
-            if (threadIdx.x == 0) {
-                u64* out = farthest + (((round * 2 + side) * 2 + part) * gridDim.x + blockIdx.x) * 2;
-                out[0] = bits_of(distance), out[1] = place;
-            }
+    const u32 side = blockIdx.x % 2, block = blockIdx.x / 2, blocks = gridDim.x / 2;
+    const Values values = values_of(sorted, count, side, degree, wanted);
+    u64 open[2];
+    const u32 segments_now = replay(farthest, blocks, round, side, values, segments, open, open + 1);
+#pragma unroll
+    for (u32 part = 0; part < 2; ++part) {
+        u64 at = 0;
+        double own = 0.0, distance;
+        if (open[part] != NOWHERE && segments_now < values.wanted)
+            own = farthest_point(values.sorted, segments, (u32)open[part], degree + 1, block * THREADS + threadIdx.x,
+                                 blocks * THREADS, &at);
+        const u64 place = block_argmax(own, at, &distance);
+        if (threadIdx.x == 0) {
+            u64* out = farthest + (((round * 2 + side) * 2 + part) * blocks + block) * 2;
+            out[0] = bits_of(distance), out[1] = place;
         }
-        __syncthreads();
     }
 }
 
 // The segments of a side, in their order.
 struct SidePlan {
-    u32 values, segments, word;      // word: of the section, where the side begins
+    u32 values, segments;
     u32 begin[MAX_SEGMENTS + 1];     // the last: the number of values
     u32 before[MAX_SEGMENTS + 1];    // FIT blocks before the segment
+    // Words of the section. Only a segment that is a whole side can have fewer terms than degree + 1.
+    __device__ u64 knots() const { return segments - 1; }
+    __device__ u64 words(u32 degree) const { return values ? 3 + knots() + segments * fit_terms(degree, values) : 0; }
 };
-static_assert(sizeof(SidePlan) == (3 + 2 * (MAX_SEGMENTS + 1)) * sizeof(u32), "the size that ops/curve_fit.py allocates");
+static_assert(sizeof(SidePlan) == (2 + 2 * (MAX_SEGMENTS + 1)) * sizeof(u32), "the size in ops/curve_fit.py");
 
-// One block. The rest of the splits, after `rounds` launches of `blocks` blocks; plans[2]; the section but for its
-// coefficients. *words: the section's size.
+// A block for each side. The rest of the splits, after `rounds` launches of `blocks` blocks; plans[2].
 KERNEL fit_poly_plan(const float* sorted, u64 count, u32 degree, u32 wanted, const u64* farthest, u32 blocks,
-                     u32 rounds, SidePlan* plans, u32* section, u64* words) {
+                     u32 rounds, SidePlan* plans) {
     __shared__ Segments segments;
-    u64 word = 3;
-    if (threadIdx.x == 0) section[0] = degree;
-    for (u32 side = 0; side < 2; ++side) {
-        const Values values = values_of(sorted, count, side, degree, wanted);
-        SidePlan& plan = plans[side];
-        if (threadIdx.x == 0) {
-            section[1 + side] = (u32)values.m;
-            plan.values = (u32)values.m, plan.word = (u32)word;
-            if (values.m == 0) plan.segments = 0, plan.before[0] = 0;
-        }
-        if (values.m == 0) continue;
+    const u32 side = blockIdx.x;
+    const Values values = values_of(sorted, count, side, degree, wanted);
+    SidePlan& plan = plans[side];
+    u32 now = 0;
+    if (values.m) {
         u64 first, second;
-        u32 now = replay(farthest, blocks, rounds, side, values, segments, &first, &second);
+        now = replay(farthest, blocks, rounds, side, values, segments, &first, &second);
         while (first != NOWHERE && now < values.wanted) {
             find_split(values.sorted, segments, (u32)first, degree + 1);
             if (second != NOWHERE) find_split(values.sorted, segments, (u32)second, degree + 1);
             first = split_widest(segments, now);
             if (first != NOWHERE) second = now++;
         }
-        const double sign = side ? -1.0 : 1.0;
-        const double ends[2] = {sign * (double)values.sorted[0], sign * (double)values.sorted[values.m - 1]};
-        for (u32 s = threadIdx.x; s < now; s += THREADS) {
-            u32 rank = 0;
-            for (u32 other = 0; other < now; ++other) rank += segments.begin[other] < segments.begin[s];
-            plan.begin[rank] = segments.begin[s];
-            if (rank) section[word + 3 + rank - 1] = segments.begin[s];
-        }
-        if (threadIdx.x == 0) {
-            plan.segments = now;
-            plan.begin[now] = (u32)values.m;
-            section[word] = now;
-            section[word + 1] = bits_of((float)ends[side ? 0 : 1]);
-            section[word + 2] = bits_of((float)ends[side ? 1 : 0]);
-        }
-        __syncthreads();
-        u32 sum = 0, total;
-        for (u32 base = 0; base < now; base += THREADS) {
-            const u32 s = base + threadIdx.x, points = s < now ? plan.begin[s + 1] - plan.begin[s] : 0;
-            const u32 of_segment = (u32)((points + FIT_BLOCK - 1) / FIT_BLOCK), before = block_scan(of_segment, &total);
-            if (s < now) plan.before[s + 1] = sum + before + of_segment;
-            sum += total;
-        }
-        if (threadIdx.x == 0) plan.before[0] = 0;
-        // Only a segment that is a whole side can have fewer terms than degree + 1.
-        word += 3 + now - 1 + (u64)now * fit_terms(degree, values.m);
     }
-    if (threadIdx.x == 0) *words = word;
+    for (u32 s = threadIdx.x; s < now; s += THREADS) {
+        u32 rank = 0;
+        for (u32 other = 0; other < now; ++other) rank += segments.begin[other] < segments.begin[s];
+        plan.begin[rank] = segments.begin[s];
+    }
+    if (threadIdx.x == 0) {
+        plan.values = plan.begin[now] = (u32)values.m;
+        plan.segments = now;
+        plan.before[0] = 0;
+    }
+    __syncthreads();
+    u32 sum = 0, total;
+    for (u32 base = 0; base < now; base += THREADS) {
+        const u32 s = base + threadIdx.x, points = s < now ? plan.begin[s + 1] - plan.begin[s] : 0;
+        const u32 of_segment = (u32)((points + FIT_BLOCK - 1) / FIT_BLOCK), before = block_scan(of_segment, &total);
+        if (s < now) plan.before[s + 1] = sum + before + of_segment;
+        sum += total;
+    }
 }
 
 // partial[MAX_TERMS * (FIT block)], of the positives' FIT blocks and then the negatives': the sums of a block's
@@ -217,19 +216,25 @@ KERNEL fit_poly_project(const float* sorted, u64 count, u32 degree, const SidePl
         const double last = (double)(i64)(points - 1), scale = points > 1 ? 1.0 / last : 0.0, sign = below ? -1.0 : 1.0;
         const u64 from = there ? (block - plan.before[s]) * FIT_BLOCK : 0;
         const u64 end = points < from + FIT_BLOCK ? points : from + FIT_BLOCK;
+        // With the loops unrolled, the sums are in registers.
         double sums[MAX_TERMS];
+#pragma unroll
         for (u32 k = 0; k < MAX_TERMS; ++k) sums[k] = 0.0;
         for (u64 at = from + lane; at < end; at += 8) {
             const double t = (2.0 * (double)(i64)at - last) * scale, y = sign * (double)values[at];
             double lower = 0.0, upper = 1.0;
-            for (u32 k = 0; k < terms; ++k) {
+#pragma unroll
+            for (u32 k = 0; k < MAX_TERMS; ++k) {
+                if (k >= terms) break;
                 sums[k] += y * upper;
                 const double next = t * upper - ratios[group][k] * lower;
                 lower = upper;
                 upper = next;
             }
         }
-        for (u32 k = 0; k <= degree; ++k) {
+#pragma unroll
+        for (u32 k = 0; k < MAX_TERMS; ++k) {
+            if (k > degree) break;
             for (u32 half = 4; half; half /= 2) sums[k] += __shfl_down_sync(WHOLE_WARP, sums[k], half);
             if (there && lane == 0) partial[(u64)(base + group) * MAX_TERMS + k] = sums[k];
         }
@@ -237,15 +242,19 @@ KERNEL fit_poly_project(const float* sorted, u64 count, u32 degree, const SidePl
     }
 }
 
-// A coefficient a thread.
+// The section: a coefficient a thread, and a knot. *words: its size.
 KERNEL fit_poly_coefficients(const float* sorted, u64 count, u32 degree, const SidePlan* plans, const double* partial,
-                             u32* section) {
+                             u32* section, u64* words) {
+    u64 word = 3;
     for (u32 side = 0; side < 2; ++side) {
         const SidePlan& plan = plans[side];
+        if (grid_thread() == 0) section[1 + side] = plan.values;
         if (plan.values == 0) continue;
         const u32 terms = fit_terms(degree, plan.values);
         const u64 blocks_before = side ? plans[0].before[plans[0].segments] : 0;
-        const double largest = side ? -(double)sorted[count - 1] : (double)sorted[0];
+        const float* const values = side ? sorted + (count - plan.values) : sorted;
+        const float ends[2] = {values[0], values[plan.values - 1]};
+        const float least = side ? -ends[0] : ends[1], largest = side ? -ends[1] : ends[0];
         for (u64 c = grid_thread(); c < (u64)plan.segments * terms; c += grid_threads()) {
             const u32 s = (u32)c / terms, k = (u32)c % terms;
             const u64 points = plan.begin[s + 1] - plan.begin[s];
@@ -253,9 +262,17 @@ KERNEL fit_poly_coefficients(const float* sorted, u64 count, u32 degree, const S
             for (u32 block = plan.before[s]; block < plan.before[s + 1]; ++block)
                 sum += partial[(blocks_before + block) * MAX_TERMS + k];
             for (u32 j = 1; j <= k; ++j) norm *= gram_ratio(j, points);
-            section[plan.word + 3 + plan.segments - 1 + c] = bits_of((float)(sum / (norm * largest)));
+            section[word + 3 + plan.knots() + c] = bits_of((float)(sum / (norm * (double)largest)));
+            if (k == 0 && s) section[word + 3 + s - 1] = plan.begin[s];
         }
+        if (grid_thread() == 0) {
+            section[word] = plan.segments;
+            section[word + 1] = bits_of(least);
+            section[word + 2] = bits_of(largest);
+        }
+        word += plan.words(degree);
     }
+    if (grid_thread() == 0) section[0] = degree, *words = word;
 }
 
 // A side, as fit_poly_read finds it; `first` and `knots` are places of words in the section.

@@ -6,6 +6,8 @@
 #include "common/index_gaps.cuh"
 #include "rans/rans.h"
 
+const i64 AHEAD = 8;
+
 // A block codes a part into `room`, each to the end of its own place there, and copies it behind the parts before it.
 // room: rans_bound(count) bytes, at a multiple of 2. status: of rans_parts(count) tiles. *end: the bytes of the section.
 KERNEL rans_encode(const u8* symbols, u64 count, const u64* counts, u8* room, u64* status, u8* out, u64* end) {
@@ -40,28 +42,36 @@ KERNEL rans_encode(const u8* symbols, u64 count, const u64* counts, u8* room, u6
         const u64 stop = 2 * after + 4ull * lanes * (part + 1);
         if (warp_number() == 0) {
             u32 x = LOWEST;
-            u64 at = stop, group = (after - begin + lanes - 1) / lanes;
-            // The next symbol is loaded before this one is coded.
-            const auto symbol_at = [=](u64 i) { return lane < lanes && i < after ? (u32)symbols[i] : 256u; };
-            u32 symbol = symbol_at(begin + (group - 1) * lanes + lane);
-            while (group-- > 0) {
-                const u32 next = group ? symbol_at(begin + (group - 1) * lanes + lane) : 256;
-                const bool active = symbol < 256;
-                const u32 entry = active ? table[symbol] : 0, f = entry & 0xFFFF;
-                const bool emits = active && x >> 20 >= f;
-                const u32 mask = __ballot_sync(WHOLE_WARP, emits);
-                at -= 2 * (u64)__popc(mask);
-                if (emits) {
-                    *(u16*)(room + at + 2 * (u64)__popc(mask & below)) = (u16)x;
-                    x >>= 16;
+            u64 at = stop;
+            // Symbols are loaded AHEAD groups before they are coded. 256: there is none.
+            const auto symbol_at = [=](i64 group) {
+                const u64 i = begin + group * lanes + lane;
+                return group >= 0 && lane < lanes && i < after ? (u32)symbols[i] : 256u;
+            };
+            const i64 last = (i64)((after - begin + lanes - 1) / lanes) - 1;
+            u32 next[AHEAD];
+#pragma unroll
+            for (u32 j = 0; j < AHEAD; ++j) next[j] = symbol_at(last - j);
+            for (i64 group = last; group >= 0; group -= AHEAD)
+#pragma unroll
+                for (u32 j = 0; j < AHEAD; ++j) {
+                    const u32 symbol = next[j];
+                    next[j] = symbol_at(group - j - AHEAD);
+                    const bool active = symbol < 256;
+                    const u32 entry = active ? table[symbol] : 0, f = entry & 0xFFFF;
+                    const bool emits = active && x >> 20 >= f;
+                    const u32 mask = __ballot_sync(WHOLE_WARP, emits);
+                    at -= 2 * (u64)__popc(mask);
+                    if (emits) {
+                        *(u16*)(room + at + 2 * (u64)__popc(mask & below)) = (u16)x;
+                        x >>= 16;
+                    }
+                    if (active) {
+                        const u64 r = reciprocal[symbol];
+                        const u32 quotient = (u32)((x * (r >> 32) + (x * (r & 0xFFFFFFFF) >> 32)) >> 32);
+                        x += (entry >> 16) + quotient * (4096 - f);
+                    }
                 }
-                if (active) {
-                    const u64 r = reciprocal[symbol];
-                    const u32 quotient = (u32)((x * (r >> 32) + (x * (r & 0xFFFFFFFF) >> 32)) >> 32);
-                    x += (entry >> 16) + quotient * (4096 - f);
-                }
-                symbol = next;
-            }
             at -= 4 * lanes;
             if (lane < lanes)
                 for (u32 j = 0; j < 4; ++j) room[at + 4 * lane + j] = (u8)(x >> (8 * j));
@@ -150,6 +160,7 @@ KERNEL rans_decode(const u8* data, const u64* sections, u64 each, u8* symbols, u
     if (warp_number()) return;
     const u32 lane = lane_number();
     const u64 end = part_begin(count, parts, part + 1);
+    u8* const out = symbols + section.first;  // here: a store to bytes may change a section, which is loaded again then
     u32 x = LOWEST;
     if (lane < lanes) x = load_field(in, section.bytes, 8 * (at + 4 * lane), 32);
     at += 4 * lanes;
@@ -159,7 +170,7 @@ KERNEL rans_decode(const u8* data, const u64* sections, u64 each, u8* symbols, u
         bool wants = false;
         if (active) {
             const u32 slot = slots[x & 4095];
-            symbols[section.first + base + lane] = (u8)slot;
+            out[base + lane] = (u8)slot;
             x = rans_advance(slot, x);
             wants = x < LOWEST;
         }

@@ -26,11 +26,11 @@ DR_HD u64 rotated_count(u64 count, u64 bucket_size) {
     return count - rest + (rest ? rotation_places(rest) : 0);
 }
 
-// Whether place i has a minus.
-DR_HD bool rotation_minus(const RotationKey& key, u64 i) {
+// The signs of place i and its neighbours: that of place i is in bit i % 32.
+DR_HD u32 rotation_signs(const RotationKey& key, u64 i) {
     const Philox4 r = philox4x32(key.seed, key.parameter, (u32)(i / 128), key.step, STREAM_ROTATION, 0);
-    const u32 which = (u32)(i / 32 % 4), word = which < 2 ? (which ? r.y : r.x) : which == 2 ? r.z : r.w;
-    return word >> (i % 32) & 1;
+    const u32 which = (u32)(i / 32 % 4);
+    return which < 2 ? (which ? r.y : r.x) : which == 2 ? r.z : r.w;
 }
 
 // 1 / sqrt(places).

@@ -155,18 +155,20 @@ KERNEL container_heads(const u8* data, u64 size, u32 ranks, u8* heads) {
     }
 }
 
-// The number in the bytes from *at on, 7 bits in each, the lowest first; a byte below 128 ends it. *at moves past it.
-// There are zeros after the data.
+// The number in the bytes from *at on, 7 bits in each, the lowest first; a byte below 128 ends it, or the ninth one. *at
+// moves past it. There are zeros after the data.
 __device__ __forceinline__ u64 varint(const u8* data, u64 size, u64* at) {
-    u64 number = 0;
-    for (u32 shift = 0; shift < 63; shift += 7) {
-        const u8 byte = *at < size ? data[*at] : 0;
-        ++*at;
-        number |= (u64)(byte & 127) << shift;
-        if (byte < 128) break;
-    }
-    return number;
+    const u64 word = load64(data, size, *at), last = ~word & 0x8080808080808080ull;
+    u64 x = word & (last & (0 - last)) - 1 & 0x7F7F7F7F7F7F7F7Full;
+    x = (x & 0x007F007F007F007Full) | (x & 0x7F007F007F007F00ull) >> 1;
+    x = (x & 0x00003FFF00003FFFull) | (x & 0x3FFF00003FFF0000ull) >> 2;
+    x = (x & 0x000000000FFFFFFFull) | (x & 0x0FFFFFFF00000000ull) >> 4;
+    if (!last) x |= (load64(data, size, *at + 8) & 127) << 56;
+    *at += last ? (u64)__ffsll((i64)last) / 8 : 9;
+    return x;
 }
+
+const u32 FOUND = 32;  // containers that short_heads finds before it copies them
 
 // What the host reads of each of `containers` containers of version 2 in a row in `data`. The tensor of number i has
 // numels[i % tensors] elements of `itemsize` bytes:
@@ -174,35 +176,46 @@ __device__ __forceinline__ u64 varint(const u8* data, u64 size, u64* at) {
 //     heads:  | 64 bytes from the container's start on | first 64 bytes of the index, the value and the order section |
 //             | begin and end in `data` of header, index, value and order section: eight u64 |
 //
-// Zeros fill what is not there, and stand for containers after one that does not end within `data`. One block; a thread
-// writes a byte of each head.
+// Zeros fill what is not there, and stand for containers after one that does not end within `data`. One block: where a
+// container begins, only the one before it tells. So the first thread finds FOUND places after FOUND places, with no
+// other loads in between, and the other warps copy those that it found before.
 KERNEL short_heads(const u8* data, u64 size, u32 containers, const u64* numels, u32 tensors, u64 itemsize, u8* heads) {
-    const u32 part = threadIdx.x / 64, byte = threadIdx.x % 64;
+    __shared__ u64 found[2][FOUND][8];  // the eight numbers
     u64 at = 0;
-    for (u32 number = 0; number < containers; ++number) {
-        const u64 numel = numels[number % tensors];
-        u64 begin[4], end[4], bytes[4];
-        u64 next = at + 5;
-        const u8 form = next <= size ? data[at + 4] : 0;
-        const u64 count = form & 32 ? varint(data, size, &next) : numel;
-        bytes[1] = form & 15 ? varint(data, size, &next) : 0;
-        bytes[2] = form & 64 ? numel * itemsize : varint(data, size, &next);
-        bytes[3] = form & 16 ? (count * bits_for(count) + 7) / 8 : 0;
-        bool whole = next <= size;
-        begin[0] = at;
-        end[0] = at + 64 < size ? at + 64 : size;
-        for (u32 section = 1; section < 4; ++section) {
-            whole = whole && bytes[section] <= size - next;
-            begin[section] = whole ? next : size;
-            end[section] = whole ? next + bytes[section] : size;
-            next = end[section];
+    u32 tensor = 0;
+    for (u32 base = 0; base < containers + FOUND; base += FOUND) {
+        for (u32 number = base; threadIdx.x == 0 && number < base + FOUND && number < containers; ++number) {
+            u64* of_this = found[base / FOUND % 2][number - base];
+            const u64 numel = numels[tensor];
+            tensor = tensor + 1 < tensors ? tensor + 1 : 0;
+            u64 next = at + 5, bytes[3];
+            const u8 form = next <= size ? data[at + 4] : 0;
+            const u64 count = form & 32 ? varint(data, size, &next) : numel;
+            bytes[0] = form & 15 ? varint(data, size, &next) : 0;
+            bytes[1] = form & 64 ? numel * itemsize : varint(data, size, &next);
+            bytes[2] = form & 16 ? (count * bits_for(count) + 7) / 8 : 0;
+            bool whole = next <= size;
+            of_this[0] = at;
+            of_this[1] = at + 64 < size ? at + 64 : size;
+#pragma unroll
+            for (u32 section = 0; section < 3; ++section) {
+                whole = whole && bytes[section] <= size - next;
+                of_this[2 + 2 * section] = whole ? next : size;
+                next = whole ? next + bytes[section] : size;
+                of_this[3 + 2 * section] = next;
+            }
+            at = next;
         }
-        u8* head = heads + number * 320u;
-        head[threadIdx.x] = begin[part] + byte < end[part] ? data[begin[part] + byte] : 0;
-        if (byte == 0) {
-            ((u64*)(head + 256))[2 * part] = begin[part];
-            ((u64*)(head + 256))[2 * part + 1] = end[part];
+        // A warp copies a head, a lane 8 bytes of it.
+        for (u32 i = warp_number() - 1; base && i < FOUND && base - FOUND + i < containers; i += WARPS - 1) {
+            const u64* of_this = found[(base / FOUND + 1) % 2][i];
+            u64* head = (u64*)(heads + (base - FOUND + i) * 320ull);
+            const u32 part = lane_number() / 8;
+            const u64 from = of_this[2 * part] + lane_number() % 8 * 8, end = of_this[2 * part + 1];
+            const u64 word = from < end ? load64(data, size, from) : 0;
+            head[lane_number()] = from + 8 > end && from < end ? word & (1ull << 8 * (end - from)) - 1 : word;
+            if (lane_number() < 8) head[32 + lane_number()] = of_this[lane_number()];
         }
-        at = whole ? next : size;
+        __syncthreads();
     }
 }

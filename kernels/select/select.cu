@@ -291,25 +291,48 @@ FLOAT_KERNEL(threshold, (T* dense, const T* gradient, u64 n, const i32* bad, u64
 
 // dense += gradient (unless null), then the k largest of each chunk, `last` of the last one, chunk after chunk; of equal
 // magnitudes those of lower index, zeros too. The number of zeros is added to *zeros. A block takes a chunk, and finds
-// its k-th largest magnitude by counting digits of eleven bits; after the first of these passes the chunk is cached.
+// its k-th largest magnitude by counting digits of eleven bits. It has HELD elements a thread of it in registers, so that
+// their loads are under way together: a chunk that is not larger is read once.
+//
+//     held:   | warp 0: row 0, row 1, ... | warp 1: row 0, row 1, ... | ...      a row: one element for each lane
 template <class T>
 __device__ void topk_of_chunks(T* dense, const T* gradient, u64 n, u64 chunk, u64 k, u64 last, u32* indices, T* values,
                                u64* zeros) {
     typedef typename BitsOf<T>::type Bits;
+    const u32 HELD = 64 / sizeof(T);
     __shared__ u32 counts[BINS];
     const u64 chunks = (n + chunk - 1) / chunk;
+    const u32 of_thread = warp_number() * HELD * 32 + lane_number(), lanes_before = (1u << lane_number()) - 1;
     for (u64 c = blockIdx.x; c < chunks; c += gridDim.x) {
-        const u64 begin = c * chunk, size = n - begin < chunk ? n - begin : chunk, most = c + 1 == chunks ? last : k;
-        T* const own = dense + begin;
+        const u64 begin = c * chunk, most = c + 1 == chunks ? last : k;
+        const u32 size = (u32)(n - begin < chunk ? n - begin : chunk);
+        T x[HELD];
+        const auto load = [&](u32 first, const T* from, T* to) {
+#pragma unroll
+            for (u32 row = 0; row < HELD; ++row) to[row] = first + 32 * row < size ? from[begin + first + 32 * row] : (T)0;
+        };
         Known<Bits> now = known_at_first<Bits>();
         for (const T* added = gradient; now.open; added = nullptr) {
             for (u32 d = threadIdx.x; d < BINS; d += THREADS) counts[d] = 0;
             __syncthreads();
-            for (u64 i = threadIdx.x; i < size; i += THREADS) {
-                T x = own[i];
-                if (added) own[i] = x = accumulated(x, added[begin + i]);
-                const Bits bits = magnitude_bits(x);
-                if ((bits & now.known) == now.prefix) atomicAdd(counts + (u32)((bits & now.open) >> now.shift), 1u);
+            for (u32 base = 0; base < size; base += HELD * THREADS) {
+                const u32 first = base + of_thread;
+                if (!now.known || size > HELD * THREADS) load(first, dense, x);
+                if (added) {
+                    T more[HELD];
+                    load(first, added, more);
+#pragma unroll
+                    for (u32 row = 0; row < HELD; ++row) {
+                        x[row] = accumulated(x[row], more[row]);
+                        if (first + 32 * row < size) dense[begin + first + 32 * row] = x[row];
+                    }
+                }
+#pragma unroll
+                for (u32 row = 0; row < HELD; ++row) {
+                    const Bits bits = magnitude_bits(x[row]);
+                    if (first + 32 * row < size && (bits & now.known) == now.prefix)
+                        atomicAdd(counts + (u32)((bits & now.open) >> now.shift), 1u);
+                }
             }
             __syncthreads();
             learn_digit(now, counts, most);
@@ -317,30 +340,32 @@ __device__ void topk_of_chunks(T* dense, const T* gradient, u64 n, u64 chunk, u6
         const u64 ties = most - now.above;
         if (now.prefix == 0 && threadIdx.x == 0) atomicAdd(zeros, ties);
         u64 before = 0;  // as in `take`: ties | larger << 31
-        for (u64 base = 0; base < size; base += 4 * THREADS) {
-            const u64 at = base + 4 * threadIdx.x;
-            T x[4];
-            u64 sum = 0, total;
+        for (u32 base = 0; base < size; base += HELD * THREADS) {
+            const u32 first = base + of_thread;
+            if (size > HELD * THREADS) load(first, dense, x);
+            // The lanes of a row whose elements are larger, or tied.
+            const auto larger = [&](u32 row) {
+                return __ballot_sync(WHOLE_WARP, first + 32 * row < size && magnitude_bits(x[row]) > now.prefix);
+            };
+            const auto tied = [&](u32 row) {
+                return __ballot_sync(WHOLE_WARP, first + 32 * row < size && magnitude_bits(x[row]) == now.prefix);
+            };
+            u64 of_warp = 0, total;
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                if (at + j >= size) continue;
-                x[j] = own[at + j];
-                const Bits bits = magnitude_bits(x[j]);
-                sum += bits > now.prefix ? 1ull << 31 : (u64)(bits == now.prefix);
-            }
-            u64 place = before + block_scan(sum, &total);
+            for (u32 row = 0; row < HELD; ++row) of_warp += (u64)__popc(larger(row)) << 31 | (u32)__popc(tied(row));
+            u64 place = before + warps_before(of_warp, &total);
             before += total;
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                if (at + j >= size) continue;
-                const u64 tied = place & 0x7FFFFFFF, larger = place >> 31;
-                const Bits bits = magnitude_bits(x[j]);
-                if (bits > now.prefix || (bits == now.prefix && tied < ties)) {
-                    const u64 to = c * k + larger + (tied < ties ? tied : ties);
-                    indices[to] = (u32)(begin + at + j);
-                    values[to] = x[j];
+            for (u32 row = 0; row < HELD; ++row) {
+                const u32 above = larger(row), equal = tied(row), own = lanes_before + 1;
+                const u64 ties_before = (place & 0x7FFFFFFF) + (u32)__popc(equal & lanes_before);
+                if (above & own || (equal & own && ties_before < ties)) {
+                    const u64 to = c * k + (place >> 31) + (u32)__popc(above & lanes_before) +
+                                   (ties_before < ties ? ties_before : ties);
+                    indices[to] = (u32)begin + first + 32 * row;
+                    values[to] = x[row];
                 }
-                place += bits > now.prefix ? 1ull << 31 : (u64)(bits == now.prefix);
+                place += (u64)__popc(above) << 31 | (u32)__popc(equal);
             }
         }
     }

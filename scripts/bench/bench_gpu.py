@@ -10,6 +10,7 @@
                 everything that the adapter does with a gradient, including error feedback and the container.
     steps       whole steps of DDP on one rank, whose hook sends nothing: the difference to a step without the hook is
                 what encoding and decoding add.
+    single      operations of codecs that the pipelines above do not call, each by itself.
     kernels     how often a call launches each kernel, how long the kernels run, and what the host takes.
     ncu         one encode and one decode between cudaProfilerStart and cudaProfilerStop, after as many that compile the
                 kernels: for ncu --profile-from-start off.
@@ -39,7 +40,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
-from hvd_deepreduce.ops import select
+from hvd_deepreduce.ops import curve_fit, deferred, huffman, rans, rotation, sections, select, sort
 from hvd_deepreduce.pipeline import Pipeline, bundle
 from hvd_deepreduce.pipeline.bundle import Slice
 from hvd_deepreduce.torch import ddp
@@ -48,6 +49,8 @@ RANKS = 4, 8
 """Whose containers are decoded and added up."""
 SMALL = 1000
 """Elements of a vector that takes the GPU no time, so that its time is the host's."""
+MANY_RANKS, MANY_TENSORS = 64, 161
+"""Of the containers whose headers are read: ResNet-50's tensors."""
 KEY = RngKey(0, 0, 0)
 TRANSFORMERS = (6, 512, 6000), (12, 768, 32_000)
 """Layers, width and words: 25 and 134 million parameters."""
@@ -73,6 +76,7 @@ console = Console(width=140)
 class Show(str, Enum):
     operations = "operations"
     steps = "steps"
+    single = "single"
     kernels = "kernels"
     ncu = "ncu"
 
@@ -260,6 +264,62 @@ def kernels(numel: int, density: float, runs: int, inputs: int) -> None:
                 console.print(table)
 
 
+def short_containers(numel: int, density: float) -> tuple[int, Any]:
+    """The elements of a tensor, and the containers of ``MANY_RANKS`` times ``MANY_TENSORS`` of them."""
+    each = max(1, numel // MANY_TENSORS)
+    kept = max(1, int(each * density))
+    numbers = [kept, 9 * kept // 8, -(-kept // 2)]  # the bytes of gaps, and of values in 4 bits
+    one = bytes([0, 0, 0, 0, 32 + 1]) + b"".join(map(sections.varint, numbers)) + bytes(sum(numbers[1:]))
+    return each, cupy.asarray(np.tile(np.frombuffer(one, np.uint8), MANY_RANKS * MANY_TENSORS))
+
+
+def single(numel: int, density: float, runs: int) -> None:
+    random, kept = np.random.default_rng(0), max(2, int(numel * density))
+    chosen = np.sort(random.choice(numel, kept, replace=False)).astype(np.uint32)
+    values = random.standard_normal(kept, dtype=np.float32)
+    indices, shuffled, there = cupy.asarray(chosen), cupy.asarray(random.permutation(chosen)), cupy.asarray(values)
+    ordered = cupy.asarray(np.sort(values)[::-1].copy())
+    codes = cupy.asarray(np.minimum(random.geometric(0.05, kept), 255).astype(np.uint8))
+    of_rans, of_huffman = rans.encode_indices(indices), huffman.encode(codes)
+    rotated = rotation.rotate(there, 2**31, 0, 0, 0)
+    dense, width = cupy.asarray(random.standard_normal(numel, dtype=np.float32)), (numel - 1).bit_length()
+    each, containers = short_containers(numel, density)
+
+    def topk_of_chunks(chunk: int) -> Call:
+        last = numel % chunk or chunk
+        k, of_last = max(1, int(chunk * density)), max(1, int(last * density))
+        return lambda _: select.topk_of_chunks(dense, None, chunk, k, of_last)
+
+    def heads(_: int) -> None:
+        with deferred.reading(containers):
+            sections.prefetch_short_headers(containers, MANY_RANKS, [each] * MANY_TENSORS, 4)
+
+    calls: dict[str, Call] = {
+        "sort by value": lambda _: sort.by_value(there),
+        "sort by index": lambda _: sort.by_index(shuffled, width),
+        "fit_dexp: encode": lambda _: curve_fit.fit_dexp_encode(ordered),
+        "fit_poly: encode, 4 segments": lambda _: curve_fit.fit_poly_encode(ordered, 5, 4),
+        "fit_poly: encode, 200 segments": lambda _: curve_fit.fit_poly_encode(ordered, 1, 200),
+        "rANS: encode indices": lambda _: rans.encode_indices(indices),
+        "rANS: decode indices": lambda _: rans.decode_indices(of_rans, numel, kept),
+        "Huffman: decode": lambda _: huffman.decode(of_huffman, kept),
+        "rotate, one bucket": lambda _: rotation.rotate(there, 2**31, 0, 0, 0),
+        "rotate back": lambda _: rotation.unrotate(rotated, kept, 2**31, 0, 0, 0),
+        "rotate all elements, buckets of 1,024": lambda _: rotation.rotate(dense, 1024, 0, 0, 0),
+        "top-k of chunks of 4,096": topk_of_chunks(4096),
+        "top-k of chunks of 65,536": topk_of_chunks(65_536),
+        f"headers of {MANY_RANKS} ranks x {MANY_TENSORS} tensors": heads,
+    }
+    table = Table("operation", "launches", "GPU, us", "whole call, us", box=box.MARKDOWN)
+    for name, call in calls.items():
+        _, whole = microseconds(call, 1, runs)
+        found = kernels_of(call, 1, min(runs, 5)).values()
+        launches, taken = (sum(numbers) for numbers in zip(*found, strict=True))
+        table.add_row(name, f"{launches:g}", f"{taken:.1f}", f"{whole:.0f}")
+    console.print(f"{kept:,} kept elements of {numel:,}")
+    console.print(table)
+
+
 def ncu(numel: int, density: float) -> None:
     pipeline = pipeline_of(density)
     calls = encode(pipeline, numel, 2), decode(pipeline, numel, RANKS[0], 2)
@@ -291,6 +351,8 @@ def main(
         operations(numel, density, runs, inputs)
     if Show.steps in asked:
         steps(torch.device("cuda"))
+    if Show.single in asked:
+        single(numel, density, runs)
     if Show.kernels in asked:
         kernels(numel, density, runs, inputs)
     if Show.ncu in asked:

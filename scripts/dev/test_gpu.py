@@ -335,7 +335,7 @@ def cpu(report: Report, options: argparse.Namespace) -> None:
 
 
 def bench(report: Report, options: argparse.Namespace) -> None:
-    for show in ("operations", "steps"):
+    for show in ("operations", "steps", "single"):
         if report.run(f"bench {show}", 100, PYTHON, BENCH, "--show", show):
             print((report.folder / f"bench-{show}.log").read_text().strip())
 

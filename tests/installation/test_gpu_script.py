@@ -210,6 +210,7 @@ class Random:
 
 cupy = types.ModuleType("cupy")
 cupy.zeros, cupy.empty, cupy.concatenate = cuda_emulator.zeros, cuda_emulator.empty, cuda_emulator.concatenate
+cupy.asarray = cuda_emulator.asarray
 cupy.random = types.SimpleNamespace(default_rng=lambda _: Random())
 sys.modules["cupy"] = cupy
 torch.cuda.synchronize, torch.cuda.profiler.profile = (lambda: None), contextlib.nullcontext
@@ -217,6 +218,8 @@ import bench_gpu
 bench_gpu.WARM_UP, bench_gpu.COUNTED, bench_gpu.PROFILED_SIZE = 1, 1, 1000
 bench_gpu.kernels_of = lambda call, inputs, runs: {"one": (1.0, 2.0)}
 bench_gpu.kernels(2000, 0.01, 1, 2)
+bench_gpu.MANY_RANKS, bench_gpu.MANY_TENSORS = 2, 20
+bench_gpu.single(5000, 0.1, 1)
 bench_gpu.ncu(2000, 0.01)
 bench_gpu.steps(torch.device("cpu"), ((1, 64, 50),))
 """
@@ -231,6 +234,7 @@ def test_the_benchmark_calls_what_there_is():
     assert ended.returncode == 0, ended.stderr
     for config in ("default", "signs", "Bloom"):
         assert f"{config}, 2,000 float32, density 0.01, decode and sum of 4 ranks:" in ended.stdout
+    assert "500 kept elements of 5,000" in ended.stdout and "| headers of 2 ranks x 20 tensors " in ended.stdout
     assert all(f"| {job} " in ended.stdout for job in ("DDP without a hook", "signs", "top-k, DGC's momentum"))
 
 

@@ -14,8 +14,8 @@ from tests.selection import thorough
 
 BUILD = Path(__file__).parent.parent.parent / "build" / "nvcc"
 FRAMES = {
-    "fit_dexp_encode", "fit_poly_project", "fit_poly_plan", "huffman_write", "rle_read", "rle_walk", "short_heads",
-    "check_padding", "groups_write_coded", "join",
+    "fit_poly_project", "fit_poly_plan", "huffman_write", "rle_read", "rle_walk", "check_padding",
+    "groups_write_coded", "join",
 }  # fmt: skip
 """The kernels that keep arrays in each thread's own memory: short ones, and those of codecs that take long by nature.
 Elsewhere that costs more than the kernel itself, as it did in the sums of all ranks."""

@@ -8,6 +8,7 @@ from hvd_deepreduce.ops import (
     deferred,
     delta,
     elias_fano,
+    entropy,
     flagged_keys,
     huffman,
     index_sizes,
@@ -117,3 +118,18 @@ def test_symbols(gpu, coder):
     both(gpu, encode, np.empty(0, np.uint8))
     both(gpu, decode, np.empty(0, np.uint8), 0)
     both(gpu, decode, np.zeros(3, np.uint8), 0)
+
+
+@pytest.mark.parametrize("entries", [12, 48, 128])
+def test_join_chunks(gpu, entries):
+    """Against one walk over all chunks: fewer than there are runs, and several a run."""
+    rng = np.random.default_rng(entries)
+    for chunks in (1, 31, 100, 1030):
+        counts, to = rng.integers(0, 2049, (chunks, entries)), rng.integers(0, entries, (chunks, entries))
+        exits = gpu.put((counts << 32 | to).astype(np.uint64).reshape(-1))
+        want, number, entry = [], 0, 0
+        for chunk in range(chunks):
+            want.append(number << 8 | entry)
+            number, entry = number + int(counts[chunk, entry]), int(to[chunk, entry])
+        starts, words = entropy.join_chunks(gpu.module, exits, entries, chunks)
+        assert gpu.host(starts).tolist() == want and gpu.host(words).tolist() == [number]

@@ -118,14 +118,17 @@ def test_by_value(gpu, name):
     both(gpu, sort.by_value, VALUES[name])
 
 
-@pytest.mark.parametrize("numel", [0, 1, 33, 5003])
-def test_by_index(gpu, numel):
+@pytest.mark.parametrize("numel, width", [(0, 32), (1, 3), (33, 6), (5003, 13), (20_011, 17), (2048, 32)])
+def test_by_index(gpu, numel, width):
     order = np.random.default_rng(3).permutation(numel).astype(np.uint32)
-    both(gpu, sort.by_index, order + np.uint32(7))
+    both(gpu, sort.by_index, order + np.uint32(7), width)
+    both(gpu, sort.by_index, order * np.uint32(200_000) if width == 32 else order, width)
     if numel:
         order[0] = order[-1]
-        both(gpu, sort.by_index, order)
+        both(gpu, sort.by_index, order, width)
 
 
-def test_by_index_with_many_equal_indices(gpu):
-    both(gpu, sort.by_index, np.random.default_rng(3).integers(0, 50, 3000).astype(np.uint32))
+@pytest.mark.parametrize("most, width", [(1, 0), (50, 6), (2**32, 32)])
+def test_by_index_with_many_equal_indices(gpu, most, width):
+    few = np.random.default_rng(3).integers(0, most, 100)
+    both(gpu, sort.by_index, np.random.default_rng(4).choice(few, 9000).astype(np.uint32), width)

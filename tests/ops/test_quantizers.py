@@ -116,6 +116,16 @@ def test_rotation(gpu, name, bucket_size):
         assert (np.abs(back - x) <= 1e-6 * np.repeat(norms, bucket_size)[: x.size] + 1e-43).all()
 
 
+@pytest.mark.parametrize("most", [8, 2])
+def test_rotation_of_long_buckets(gpu, most, monkeypatch):
+    """In several launches; the last bucket is shorter than a tile, as long, or longer."""
+    monkeypatch.setattr(rotation, "_NEXT", most)
+    for count, bucket_size in ((20_000, 8192), (18_000, 8192), (8193, 8192), (33_000, 2**31)):
+        x = cases.random(count)
+        rotated = both(gpu, rotation.rotate, x, bucket_size, *KEY)
+        both(gpu, rotation.unrotate, rotated, count, bucket_size, *KEY)
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_sign(gpu, name, bucket_size):
     x = VALUES[name][: 200 * bucket_size]
@@ -206,6 +216,20 @@ def test_fit_poly_of_many_values(gpu, degree, segments):
     for x in (cases.random(9200), np.abs(cases.random(8200)) ** 3, steps):
         ordered, _ = sort.by_value(x)
         both(gpu, curve_fit.fit_poly_encode, ordered, degree, segments)
+
+
+def test_fit_dexp_of_many_values(gpu):
+    """More than a block of the grid takes at a time."""
+    for x in (cases.random(30_001) ** 3, np.abs(cases.random(9000))):
+        both(gpu, curve_fit.fit_dexp_encode, sort.by_value(x)[0])
+
+
+def test_fit_dexp_where_the_first_rates_are_worse_than_a_line(gpu):
+    """The other rates are tried then."""
+    rng = np.random.default_rng(0)
+    uneven = [np.cumsum(rng.random(2000) ** (3 + 8 * i)) + 0.1 for i in range(6)]
+    for x in (np.repeat([3, 1], 700), np.linspace(-1, 1e-3, 5000), *uneven):
+        both(gpu, curve_fit.fit_dexp_encode, sort.by_value(x.astype(np.float32))[0])
 
 
 @pytest.mark.parametrize("name", VALUES)

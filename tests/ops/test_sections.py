@@ -93,6 +93,23 @@ def test_prefetch_short_headers(gpu, cut):
             assert sections.peek(part, 20) == data[at : at + 20].tobytes()
 
 
+def test_prefetch_many_short_headers(gpu):
+    """More containers than the kernel finds at a time; numbers of 1 to 9 bytes."""
+    one, ends = short_containers()
+    cut = ends[1][0][0]
+    long = [bytes([9, 9, 9, 9, 32 + 1]) + b"".join(map(oracle.varint, (1 << bits, 3, 5))) + bytes(range(8))
+            for bits in (6, 7, 20, 34, 41, 48, 55, 56, 62)]  # fmt: skip
+    parts = [one[:cut].tobytes(), *long] * 7
+    data = np.frombuffer(b"".join(parts), np.uint8)
+    there, at = gpu.put(data), 0
+    with deferred.reading(there):
+        sections.prefetch_short_headers(there, 1, [100] * len(parts), 4)
+        for part in parts:
+            assert sections.known_start(there[at : at + len(part)]) == data[at : at + 64].tobytes()
+            at += len(part)
+            assert sections.known_start(there[at - 5 : at]) == (part[-5:] if part in long else b"")
+
+
 def test_peek(gpu):
     part = sections.join(b"head", np.random.default_rng(2).integers(0, 256, 100).astype(np.uint8))
     assert sections.peek(part, 4) == sections.peek(gpu.bytes(part), 4) == b"head"

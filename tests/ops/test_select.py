@@ -65,3 +65,13 @@ def test_topk_of_chunks(gpu, name):
         for k, of_last in ((1, 1), (-(-chunk // 3), -(-last // 3)), (chunk, last)):
             both(gpu, select.topk_of_chunks, x, None, chunk, k, of_last)
             both(gpu, select.topk_of_chunks, x, y, chunk, k, of_last)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_topk_of_long_chunks(gpu, dtype):
+    """Of which a block holds all in registers, or reads parts again; with many ties."""
+    x = cases.random(13_001, dtype)
+    tied = np.random.default_rng(6).choice(x[:40], x.size)
+    for chunk, k, last in ((4096, 300, 20), (2048, 1, 1), (4097, 4097, 710), (10_000, 100, 3000), (20_000, 1300, 1300)):
+        both(gpu, select.topk_of_chunks, x, tied, chunk, k, last)
+        both(gpu, select.topk_of_chunks, tied, None, chunk, k, last)
