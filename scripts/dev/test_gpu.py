@@ -57,12 +57,15 @@ WAYS = {"1 rank": (1, {}), "1 queue": (1, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
 GPU, the kernels of a stream wait for those that other streams were given before."""
 CPU_JOBS = {"ddp_cases": 3, "fsdp_cases": 4, "fsdp_local_cases": 4}
 SANITIZED = {
-    "select": "ties or five_thousand or misleads or room_for",
-    "sections": "ends or test_join",
-    "index_codes": "some or ends or many_at_once",
+    "select": "ties or five_thousand or misleads or room_for or long_chunks",
+    "sections": "ends or test_join or many_short",
+    "index_codes": "some or ends or many_at_once or join_chunks",
     "qsgd": "ties or five_thousand or 7-32-False",
     "arrays": "ties or five_thousand or test_sum",
     "many_ranks": "test_sums or parts_of_rans",
+    "others": "test_by_value or test_by_index",
+    "program": "the_bytes or few_nonzeros",
+    "quantizers": "of_many or many_segments or long_buckets or first_rates",
     "device_pipeline": "settings0 or settings12 or settings13 or GPU-20] or GPU-22] or (short_ and topk-rice_blocks)",
     "concurrency": "two_streams and recommended",
 }
@@ -71,7 +74,7 @@ to two million elements. There are about 4,500 launches, and racecheck takes abo
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 KERNELS = (
     "topk_sample_f32|topk_collect_f32|topk_count_f32|topk_take_f32|rice_blocks_write|qsgd_encode_section|subtract_f32|"
-    "join|sum_f32|sum_starts_f32|fused_blocks_highs|fused_blocks_join|fused_values"
+    "measured_container|fused_jobs|fused_blocks_highs|fused_blocks_join|fused_values|fused_sum_starts|fused_sum"
 )
 """What ncu looks at."""
 Judge = Callable[[int, str], tuple[str, str]]
