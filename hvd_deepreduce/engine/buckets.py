@@ -253,7 +253,7 @@ class BucketLayout:
         """
         self.in_flight += 1
         bucket.ready.add(parameter.name)
-        return self._to_start() if bucket.full else []
+        return self._to_start() if len(bucket.ready) == len(bucket.members) else []
 
     def mark_full(self, bucket: Bucket) -> list[Bucket]:
         """As ``mark_ready``, for all members of a bucket that none was marked of."""
