@@ -19,9 +19,11 @@ from hvd_deepreduce.codecs.sparsify.topk import TopK, kept_of
 from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.config.settings import Config
 from hvd_deepreduce.ops import fused
+from hvd_deepreduce.ops.pieces import Pieces
 from hvd_deepreduce.wire import frame
 
 _F32 = np.dtype(np.float32)
+_ON_HOST = (np.ndarray, Pieces)
 
 
 class Fused:
@@ -56,17 +58,18 @@ class Fused:
 
     def encode(
         self,
-        gradient: Floats,
+        gradient: Floats | Pieces,
         residual: Floats | None,
         key: RngKey,
         digest: int,
         finite: bool = False,
         sparsifier: Sparsifier | None = None,
+        into: Floats | None = None,
     ) -> U8 | None:
         """The container of a gradient, as ``Pipeline.encode`` makes it.
 
         Args:
-            gradient, residual, key, finite: as for ``Pipeline.encode``.
+            gradient, residual, key, finite, into: as for ``Pipeline.encode``.
             digest: of the config.
             sparsifier: in place of the config's.
 
@@ -75,17 +78,17 @@ class Fused:
             float32; nothing has changed.
 
         Raises:
-            NonFiniteError: the gradient has NaN or infinity. Nothing has changed.
+            NonFiniteError: the gradient has NaN or infinity. Nothing has changed but ``into``.
             MemoryError: as ``ops.select.topk``.
         """
         density = self._density
         if sparsifier is not None or self._scheduled:
             density = _density_of(sparsifier or self._config.sparsifier_at(key.step))
-        if density is None or type(gradient) is not np.ndarray or gradient.dtype != _F32 or gradient.size > MAX_NUMEL:
+        if density is None or type(gradient) not in _ON_HOST or gradient.dtype != _F32 or gradient.size > MAX_NUMEL:
             return None
         salt = frame.salt(digest, gradient.size, gradient.dtype, key)
         kept = kept_of(density, gradient.size)
-        return fused.encode(gradient, residual, kept, self._settings, salt, key, finite, self._threads)
+        return fused.encode(gradient, residual, into, kept, self._settings, salt, key, finite, self._threads)
 
     def sum_into(
         self, out: Floats, gathered: U8, ranks: int, parts: Parts, keys: Sequence[RngKey], digest: int, scale: float
