@@ -32,7 +32,6 @@ from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ExchangeSe
 from hvd_deepreduce.exchange.sliced import ReduceScatterExchange, TwoLevelExchange
 from hvd_deepreduce.exchange.two_levels import SliceResidual
 from hvd_deepreduce.ops import arrays
-from hvd_deepreduce.ops.dispatch import on_host
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.residuals import Memory
 from hvd_deepreduce.wire.standalone import ContainerError
@@ -447,7 +446,8 @@ class RankState:
     def in_one_pass(self, bucket: Bucket) -> bool:
         """Whether a bucket's gradients are added to the residual, elsewhere than in its memory, and selected from in
         one pass: native calls make all of its containers, and the exchange needs nothing else."""
-        return bucket.plan.in_one_pass and self.exchange.in_one_pass and self.feedback and on_host(bucket.gradient)
+        on_host = type(bucket.gradient) is np.ndarray
+        return bucket.plan.in_one_pass and self.exchange.in_one_pass and self.feedback and on_host
 
     def complete_slice(
         self, bucket: Bucket, part: tuple[int, int]

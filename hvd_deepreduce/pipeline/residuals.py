@@ -127,17 +127,16 @@ class Memory:
             self._hold(key, sizes, vector)
         return vector
 
-    @_one_at_a_time
     def spare(self, names: Sequence[str]) -> Floats:
         """Memory on the host, apart from the vector that ``joined`` has returned for these parameters, and as large,
         for ``exchange``. What is in it does not matter."""
-        key = tuple(names)
-        spare = self._spare.get(key)
-        if spare is None:
-            spare = self._spare[key] = np.empty_like(self._joined[key])
-        return spare
+        with self._lock:
+            key = tuple(names)
+            spare = self._spare.get(key)
+            if spare is None:
+                spare = self._spare[key] = np.empty_like(self._joined[key])
+            return spare
 
-    @_one_at_a_time
     def exchange(self, names: Sequence[str], sizes: Sequence[int], vector: Floats, other: Floats, keep: bool) -> None:
         """Another vector takes the place of the one that ``joined`` has returned, unless that is not the memory's any
         more, since a state was loaded.
@@ -148,11 +147,12 @@ class Memory:
             other: on the host, as large; the parameters' residuals are views into it afterwards.
             keep: whether ``vector`` becomes the ``spare`` one.
         """
-        key = tuple(names)
-        if self._joined.get(key) is vector:
-            self._hold(key, sizes, other)
-            if keep:
-                self._spare[key] = vector
+        with self._lock:
+            key = tuple(names)
+            if self._joined.get(key) is vector:
+                self._hold(key, sizes, other)
+                if keep:
+                    self._spare[key] = vector
 
     def _hold(self, key: tuple[str, ...], sizes: Sequence[int], vector: Floats) -> None:
         self._joined[key] = vector

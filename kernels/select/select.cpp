@@ -111,6 +111,19 @@ __attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx
     pass_portable(dense + i, grad ? grad + i : nullptr, out + i, first + i, size - i, least, kept);
 }
 
+// Eight elements of the pass.
+template <Stores stores>
+__attribute__((target("avx2"))) static inline __m256 eight_sums(const float* dense, const float* grad, float* out,
+                                                                u64 i) {
+    __m256 x = _mm256_loadu_ps(dense + i);
+    if (!grad) return x;
+    x = _mm256_min_ps(_mm256_add_ps(x, _mm256_loadu_ps(grad + i)), _mm256_set1_ps(FLT_MAX));
+    x = _mm256_max_ps(x, _mm256_set1_ps(-FLT_MAX));
+    if (stores == Stores::STREAMED) _mm256_stream_ps(out + i, x);
+    else _mm256_storeu_ps(out + i, x);
+    return x;
+}
+
 // AVX2 has no compress instruction, so the mask of two vectors, which are a cache line, is read bit by bit.
 template <Stores stores>
 __attribute__((target("avx2,popcnt,bmi"))) static void pass_avx2(const float* dense, const float* grad, float* out,
@@ -122,23 +135,14 @@ __attribute__((target("avx2,popcnt,bmi"))) static void pass_avx2(const float* de
     pass_portable(dense, grad, out, first, i, least, kept);
     u64 count = kept.count;
     for (; i + 16 <= size; i += 16) {
-        __m256 x[2];
-        u32 take = 0;
-        for (int half = 0; half < 2; ++half) {
-            const u64 at = i + 8 * (u64)half;
-            x[half] = _mm256_loadu_ps(dense + at);
-            if (grad) {
-                x[half] = _mm256_min_ps(_mm256_add_ps(x[half], _mm256_loadu_ps(grad + at)), _mm256_set1_ps(FLT_MAX));
-                x[half] = _mm256_max_ps(x[half], _mm256_set1_ps(-FLT_MAX));
-                if (stores == Stores::STREAMED) _mm256_stream_ps(out + at, x[half]);
-                else _mm256_storeu_ps(out + at, x[half]);
-            }
-            const __m256i over = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(x[half]), sign_off), below);
-            take |= (u32)_mm256_movemask_ps(_mm256_castsi256_ps(over)) << 8 * half;
-        }
+        const __m256 low = eight_sums<stores>(dense, grad, out, i), high = eight_sums<stores>(dense, grad, out, i + 8);
+        const __m256i over_low = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(low), sign_off), below);
+        const __m256i over_high = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(high), sign_off), below);
+        u32 take = (u32)_mm256_movemask_ps(_mm256_castsi256_ps(over_low)) |
+                   (u32)_mm256_movemask_ps(_mm256_castsi256_ps(over_high)) << 8;
         if (take) {  // the values are not read from `out`, which a streaming store may not have reached
             alignas(32) float both[16];
-            _mm256_store_ps(both, x[0]), _mm256_store_ps(both + 8, x[1]);
+            _mm256_store_ps(both, low), _mm256_store_ps(both + 8, high);
             for (; take; take &= take - 1) {
                 const u64 lane = (u64)__builtin_ctz(take);
                 kept.indices[count] = (u32)(first + i + lane);
@@ -183,13 +187,15 @@ static void each_piece(const Pieces<T>& of, u64& piece, u64 begin, u64 end, F f)
     }
 }
 
+// `expected`: how many elements will be found, about.
 template <class T, class Bits>
-static void collect(const T* dense, const Pieces<T>& grads, T* out, u64 n, Bits least, int threads,
+static void collect(const T* dense, const Pieces<T>& grads, T* out, u64 n, Bits least, u64 expected, int threads,
                     Selection<T>& found) {
     found.runs = std::vector<Kept<T>>((size_t)(threads < 1 ? 1 : threads));
     const bool streamed = out != dense && n * sizeof(T) >= STREAMED;
     parallel_runs(n, threads, RUN, [&](int thread, u64 begin, u64 end) {
         Kept<T>& kept = found.runs[(size_t)thread];
+        kept.reserve(expected / found.runs.size());  // arrays that grow are copied
         u64 piece = 0;
         for (u64 block = begin; block < end; block += BLOCK) {
             const u64 stop = std::min(block + BLOCK, end);
@@ -307,14 +313,14 @@ static i64 topk(const T* dense, Pieces<T> grads, T* out, u64 n, u64 k, bool fini
         Selection<T> candidates;
         if (k == 0) {  // the pass alone; nothing reaches this limit but what is not finite
             if (!finite && !(grads.count ? grads.finite(threads) : all_finite(dense, n, threads))) return ERR_NOT_FINITE;
-            if (grads.count) collect<T, Bits>(dense, grads, out, n, ~(Bits)0 >> 1, threads, candidates);
+            if (grads.count) collect<T, Bits>(dense, grads, out, n, ~(Bits)0 >> 1, 0, threads, candidates);
             return 0;
         }
         for (double margin = 5.0;; margin *= 8.0) {
             // At least the bits of the smallest denormal, so that zeros are never candidates. By the bits, since denormals
             // compare equal to 0 if the caller's thread flushes them.
             const Bits least = std::max<Bits>(sampled_bits<T, Bits>(dense, grads, n, k, margin), 1);
-            collect<T, Bits>(dense, grads, out, n, least, threads, candidates);
+            collect<T, Bits>(dense, grads, out, n, least, k + k / 2, threads, candidates);
             if (!finite && !all_finite(candidates, grads, threads)) return ERR_NOT_FINITE;
             dense = out, grads.count = 0, finite = true;  // the first pass has added them
             if (candidates.count >= k) break;
@@ -442,7 +448,7 @@ static Selection<T>* threshold(T* dense, const T* grad, u64 n, double least, int
         auto selection = std::make_unique<Selection<T>>();
         const u64 at = (u64)(uintptr_t)grad;
         const Pieces<T> grads{&at, &n, (u64)(grad != nullptr)};
-        collect<T, Bits>(dense, grads, dense, n, threshold_bits<T>(least), threads, *selection);
+        collect<T, Bits>(dense, grads, dense, n, threshold_bits<T>(least), 0, threads, *selection);
         *count = selection->count;
         return selection.release();
     } catch (const std::bad_alloc&) {

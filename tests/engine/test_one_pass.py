@@ -91,7 +91,7 @@ def test_the_same_as_in_place(way, scope):
 
     with patch.object(bundle, "encode", noted):
         found = run_ranks(RANKS, work)
-        # Gradients that are not contiguous, or measured, are copied into their bucket, and its residual changes in place.
+        # Gradients that are not contiguous, or measured, are copied into their bucket, whose residual changes in place.
         # So it does where a gradient of the bucket is not encoded by native calls.
         fused, whole = "overrides" not in scope, way is in_whole_buckets
         assert any(elsewhere) == (fused or whole) and all(elsewhere) == (fused and whole), elsewhere
