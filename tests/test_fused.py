@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import Config
+from hvd_deepreduce.ops.pieces import Pieces
 from hvd_deepreduce.pipeline import Pipeline, bundle
 from hvd_deepreduce.wire.standalone import ContainerError
 from tests import cases
@@ -73,6 +74,56 @@ def test_messages_are_those_of_the_composed_way(data):
         assert own == sent[-1].size
         found.append([one.tobytes() for one in (*sent, out, *residuals) if one is not None])
     assert found[0] == found[1]
+
+
+def cut(gradient, places):
+    """The same vector in pieces, each in memory of its own, which begins anywhere in a cache line."""
+    arrays = []
+    for number, part in enumerate(np.split(gradient, sorted(places))):
+        room = np.empty(part.size + 16, part.dtype)
+        arrays.append(room[number % 16 :][: part.size])
+        arrays[-1][:] = part
+    addresses = [one.ctypes.data for one in arrays]
+    return Pieces(addresses, [one.size for one in arrays], gradient.dtype, arrays), arrays
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(data=st.data())
+def test_pieces_and_another_residual_give_the_same_bytes(data):
+    """Of sizes below and above those from which on the sums are streamed past the cache."""
+    numel = data.draw(st.one_of(st.integers(1, 9000), st.integers(65_000, 200_000)))
+    ends = sorted(data.draw(st.lists(st.integers(0, numel), max_size=3)))
+    sizes = np.diff([0, *ends, numel]).tolist()
+    places = data.draw(st.lists(st.integers(0, numel), max_size=5))
+    given = config(data.draw(st.sampled_from([1e-4, 0.01, 0.3, 1.0])), data.draw(st.sampled_from(["rice", "raw"])))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    gradient = (rng.standard_normal(numel) ** 3).astype(np.float32)
+    gradient[rng.random(numel) < data.draw(st.sampled_from([0.0, 0.9, 1.0]))] = 0
+    residual = rng.standard_normal(numel) * data.draw(st.sampled_from([0.0, 1.0, 3e38]))
+    residual = residual.clip(-3e38, 3e38).astype(np.float32)
+    if data.draw(st.booleans()):
+        gradient[rng.integers(numel)] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf, 3e38]))
+    pipeline = Pipeline(given, threads=data.draw(st.integers(1, 3)))
+    expected = residual.copy()
+    sent = message(pipeline, gradient, expected, sizes)
+    begin = data.draw(st.integers(1, 16))
+    room, before = np.full(numel + 32, 7, np.float32), residual.copy()
+    into = room[begin:][:numel]
+    pieces, arrays = cut(gradient, places)
+    found = bundle.encode(pieces, residual, None, slices(pipeline, sizes), 2, False, into)
+    assert found.tobytes() == sent.tobytes()
+    assert into.tobytes() == expected.tobytes() and residual.tobytes() == before.tobytes()
+    assert (room[:begin] == 7).all() and (room[begin + numel :] == 7).all()
+    assert np.concatenate(arrays).tobytes() == gradient.tobytes()
+
+
+def test_parts_of_pieces():
+    vector = np.arange(40, dtype=np.float32)
+    pieces, _ = cut(vector, [0, 7, 7, 30])
+    assert pieces.size == 40
+    for begin in range(41):
+        for end in range(begin, 41):
+            np.testing.assert_array_equal(pieces.part(begin, end).joined(), vector[begin:end])
 
 
 def test_the_gradient_does_not_change():

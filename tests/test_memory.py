@@ -25,6 +25,24 @@ def test_a_parameter_that_is_not_the_one_that_it_was(numel, dtype):
     assert memory.residual("layer.weight", 3, F32).tolist() == [7, 7, 7]
 
 
+def test_vectors_that_change_places():
+    memory = Memory()
+    names, sizes = ["a", "b"], [2, 3]
+    memory.residual("b", 3, F32)[:] = [1, 2, 3]
+    vector = memory.joined(names, sizes, F32, np.empty(0, np.float32))
+    spare = memory.spare(names)
+    assert spare is memory.spare(names) and not np.shares_memory(spare, vector)
+    spare[:] = [4, 5, 6, 7, 8]
+    memory.exchange(names, sizes, vector, spare, True)
+    assert memory.joined(names, sizes, F32, vector) is spare and memory.spare(names) is vector
+    assert memory.residual("b", 3, F32).tolist() == [6, 7, 8] and memory.state_dict()["a"].tolist() == [4, 5]
+    memory.load_state_dict({"a": np.float32([9, 9])})
+    memory.exchange(names, sizes, spare, vector, True)  # of a step that began before the state was loaded
+    assert memory.state_dict()["a"].tolist() == [9, 9]
+    again = memory.joined(names, sizes, F32, vector)
+    assert again.tolist() == [9, 9, 0, 0, 0] and memory.spare(names) is not vector
+
+
 def test_state_is_copied_both_ways():
     memory = Memory()
     memory.residual("a", 2, F32)[:] = [1, 2]

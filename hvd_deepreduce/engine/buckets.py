@@ -15,6 +15,7 @@ from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.dispatch import on_host
+from hvd_deepreduce.ops.pieces import Pieces
 
 MAX_NUMEL = 2**31 - 1
 """Elements of a bucket of several parameters, which top-k on a GPU can take. It is the same on the host, since the
@@ -73,7 +74,10 @@ class Bucket:
         scale: what the sum was multiplied by.
         filling, emptying: seconds that copies into the bucket, and out of it, have taken in this step.
         adopted: whether ``gradient`` is not the bucket's own.
+        pieces: the gradients where they came, in place of ``gradient``, which becomes the next residual; None: they
+            are in ``gradient``.
         finite: whether all gradients in it are known to be finite.
+        waits: whether gradients that come in this step may stay where they are.
         started: the start of its exchange on another thread; None: it is started on the caller's.
         plan: what the engine has found out about the members, for all steps under one config.
         dense: whether it is summed as it is.
@@ -106,8 +110,10 @@ class Bucket:
         self.pending: Any = None
         self.plan: Any = None
         self.slices: Sequence[Any] = ()
-        self.summed = self.finite = self.adopted = False
+        self.summed = self.finite = self.adopted = self.waits = False
         self.former: Floats | None = None
+        self.pieces: Pieces | None = None
+        self._other: tuple[Floats, dict[str, Any]] | None = None  # the vector before ``replace``, and its views
         self._numel: int = ends[-1]
         self._part_of = {p.name: part for p, part in zip(self.members, self.parts, strict=True)}
         self.names = tuple(self._part_of)
@@ -138,6 +144,18 @@ class Bucket:
         """Copies a member's gradient, ``[numel of it]``, into the vector."""
         self.allocate(gradient)
         self.part(parameter.name)[:] = gradient
+
+    def gather(self) -> None:
+        """Copies ``pieces`` into the vector."""
+        assert self.pieces is not None
+        self.gradient[:] = self.pieces.joined()
+        self.pieces = None
+
+    def replace(self, vector: Floats) -> None:
+        """The vector has become the residual, and the former residual is the vector from now on."""
+        views = self._other[1] if self._other is not None and self._other[0] is vector else {}
+        self._other = self.gradient, self.views
+        self.gradient, self.views, self.pieces = vector, views, None
 
     def part(self, name: str) -> Floats:
         """The view of ``gradient`` that belongs to the member with this name."""
@@ -183,8 +201,10 @@ class Bucket:
         """
         if self.views:
             self.former = self.gradient  # on a GPU, it belongs to another stream than the one that copies
-            self.gradient = self.gradient.copy()
+            self.gradient = self.gradient.copy() if self.pieces is None else np.empty_like(self.gradient)
             self.views.clear()
+        if self.pieces is not None:
+            return  # they have the zeros
         for parameter in self.members:
             if parameter.name not in self.ready:
                 self.part(parameter.name).fill(0)
@@ -194,7 +214,8 @@ class Bucket:
         self.ready.clear()
         self.arrived.clear()
         self.read, self.filling = 0, 0.0
-        self.started, self.pending, self.former, self.filled, self.back = None, None, None, None, None
+        self.started, self.pending, self.former, self.pieces = None, None, None, None
+        self.filled, self.back = None, None
         self.summed = self.finite = False
         if self.adopted:
             self.gradient = np.empty(0, self.dtype)

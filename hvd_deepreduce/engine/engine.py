@@ -58,6 +58,7 @@ class _Plan(NamedTuple):
         pipelines: of the members.
         feeds_back: whether any has error feedback.
         has_velocity: whether any has one.
+        in_one_pass: whether all containers are made by native calls that add the gradient to a residual.
     """
 
     generation: int
@@ -66,6 +67,7 @@ class _Plan(NamedTuple):
     pipelines: list[Pipeline]
     feeds_back: bool
     has_velocity: bool
+    in_one_pass: bool
 
 
 class Engine(RankState):
@@ -378,9 +380,7 @@ class Engine(RankState):
         if self.closed:
             self.check_open()
         bucket.count_step()
-        config, plan = self._config, bucket.plan
-        if plan is None or plan.generation != self.generation:
-            plan = bucket.plan = self._plan(bucket)
+        config, plan = self._config, self._plan(bucket)
         key = bucket.key = RngKey(config.seed, bucket.number, bucket.step, self.collectives.rank())
         if plan.whole is not None:
             bucket.slices = [Slice(plan.default, plan.whole, key)]
@@ -394,20 +394,31 @@ class Engine(RankState):
         bucket.pending = (_DENSE if bucket.dense else self.exchange).start(self, bucket)
 
     def _plan(self, bucket: Bucket) -> _Plan:
+        plan: _Plan | None = bucket.plan
+        if plan is not None and plan.generation == self.generation:
+            return plan
         whole = self._config.selection == "scope" and self._config.scope != "tensor"
         if not (whole or bucket.dense or on_host(bucket.gradient)) and isinstance(self.exchange, AllgatherExchange):
             self._alone.update(bucket.names)
             if len(self._alone) > FEW and self.collectives.speaks():
                 _warn_once(ALONE, "scope" if self._config.scope == "tensor" else "selection")
         pipelines = [self.pipeline_of(parameter) for parameter in bucket.members]
-        return _Plan(
+        used = [self.pipeline] if whole else pipelines
+        plan = bucket.plan = _Plan(
             self.generation,
-            (0, bucket.gradient.size) if whole else None,
+            (0, sum(bucket.sizes)) if whole else None,
             self.pipeline,
             pipelines,
             not bucket.dense and any(one.config.error_feedback for one in pipelines),
             self.has_velocity and any(one.config.memory.has_velocity for one in pipelines),
+            not bucket.dense and all(one.config.error_feedback and one.takes_fused(bucket.dtype) for one in used),
         )
+        return plan
+
+    def takes_pieces(self, bucket: Bucket) -> bool:
+        """Whether a bucket's gradients can stay where they are (``Bucket.pieces``) until it is encoded."""
+        self._plan(bucket)
+        return self.in_one_pass(bucket) and not self.stats.measuring
 
     def receive(self, bucket: Bucket, scale: float = 1.0) -> None:
         """Waits for a bucket's exchange; ``bucket.gradient`` is ``scale * (sum over all ranks)`` then.

@@ -425,7 +425,29 @@ class RankState:
         if plan.has_velocity and self.feedback:
             names = [VELOCITY + name for name in bucket.names]
             velocity = self._memory.joined(names, bucket.sizes, bucket.dtype, bucket.gradient)
+        if bucket.pieces is not None and residual is None:  # error feedback was turned off meanwhile
+            bucket.gather()
         return residual, velocity
+
+    def next_residual(self, bucket: Bucket, residual: Floats | None) -> Floats | None:
+        """As ``exchange.interface.Rank.next_residual``."""
+        if bucket.pieces is not None:
+            return bucket.gradient
+        if residual is None or not bucket.adopted or not self.in_one_pass(bucket):
+            return None
+        return self._memory.spare(bucket.names)
+
+    def replace_residual(self, bucket: Bucket, residual: Floats, other: Floats) -> None:
+        """As ``exchange.interface.Rank.replace_residual``."""
+        self._memory.exchange(bucket.names, bucket.sizes, residual, other, bucket.adopted)
+        if not bucket.adopted:
+            bucket.replace(residual)
+
+    def in_one_pass(self, bucket: Bucket) -> bool:
+        """Whether a bucket's gradients are added to the residual, elsewhere than in its memory, and selected from in
+        one pass: native calls make all of its containers, and the exchange needs nothing else."""
+        on_host = type(bucket.gradient) is np.ndarray
+        return bucket.plan.in_one_pass and self.exchange.in_one_pass and self.feedback and on_host
 
     def complete_slice(
         self, bucket: Bucket, part: tuple[int, int]

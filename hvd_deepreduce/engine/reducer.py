@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from itertools import repeat
 from operator import attrgetter
 from threading import Lock
 from time import perf_counter
@@ -13,12 +14,15 @@ from typing import Any, Generic
 
 import numpy as np
 
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine.buckets import Bucket, BucketLayout, Member
 from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
 from hvd_deepreduce.engine.ticket import Ticket, in_flight
 from hvd_deepreduce.ops.dispatch import on_host
+from hvd_deepreduce.ops.library import address
+from hvd_deepreduce.ops.pieces import Pieces
 
 _NAME = attrgetter("name")
 
@@ -74,8 +78,8 @@ class Reducer(Generic[G]):
         self._whole: dict[int, tuple[Any, Bucket]] = {}  # buckets that come as one tensor, by number, the last one
         self._generation = self._generation_of_whole = 0
         self._tickets: dict[str, Ticket[G]] = {}  # of the layout's parameters; what does not change is looked up once
-        # By bucket: gradients to be copied before it is started, and their views of it.
-        self._waiting: dict[str, list[tuple[G, Any]]] = {}
+        # By bucket: gradients that stay where they are until it is started, by name, and their views of it.
+        self._waiting: dict[str, dict[str, tuple[G, Any]]] = {}
         # The hooks of a model on several devices run on several threads. Exchanges over MPI have no names: a bucket is
         # started under this lock, so that no thread overtakes another between the order and the start.
         self._lock = Lock()
@@ -306,15 +310,16 @@ class Reducer(Generic[G]):
         begin = perf_counter()
         if device is None:
             if not bucket.ready:
-                bucket.finite = True
+                bucket.finite, bucket.waits = True, self._engine.takes_pieces(bucket)
                 if not bucket.gradient.size or not isinstance(bucket.gradient, np.ndarray):
                     bucket.allocate(None)
             view = bucket.views.get(parameter.name)
             if view is None:
                 view = self._view(bucket, parameter.name, gradient)
-            ticket.coalesced = as_view and ticket.small and tensors.can_coalesce(gradient)
-            if ticket.coalesced:
-                self._waiting.setdefault(bucket.name, []).append((gradient, view))
+            waits = (bucket.waits or (as_view and ticket.small)) and tensors.can_wait(gradient, view)
+            ticket.coalesced = as_view and waits
+            if waits:
+                self._waiting.setdefault(bucket.name, {})[parameter.name] = gradient, view
             elif not tensors.copy_in(gradient, view, as_view):
                 bucket.finite = False
         else:
@@ -368,16 +373,23 @@ class Reducer(Generic[G]):
             view = bucket.views[name] = self._tensors.view(bucket.part(name), gradient)
         return view
 
-    def _put_waiting(self, bucket: Bucket) -> None:
-        waiting = self._waiting.pop(bucket.name)
+    def _put_waiting(self, bucket: Bucket, waiting: Mapping[str, tuple[G, Any]]) -> None:
+        """Makes pieces of the gradients of a bucket that have waited, if all have; otherwise copies them."""
         begin = perf_counter()
-        if not self._tensors.copy_in_many(waiting):
+        if len(waiting) == len(bucket.ready) and self._engine.takes_pieces(bucket):
+            addresses = dict(zip(waiting, self._tensors.addresses(waiting.values()), strict=True))
+            zeros: Floats = np.zeros(max(bucket.sizes) if len(waiting) < len(bucket.sizes) else 0, bucket.dtype)
+            where = map(addresses.get, bucket.names, repeat(address(zeros)))
+            bucket.pieces = Pieces(list(where), bucket.sizes, bucket.dtype, (waiting, zeros))
+            bucket.finite = False  # it will be found out
+        elif not self._tensors.copy_in_many(waiting.values()):
             bucket.finite = False
         bucket.filling += perf_counter() - begin
 
     def _start(self, bucket: Bucket) -> None:
-        if bucket.name in self._waiting:
-            self._put_waiting(bucket)
+        waiting = self._waiting.pop(bucket.name, None)
+        if waiting is not None:
+            self._put_waiting(bucket, waiting)
         if bucket.arrived and not bucket.full:
             self._put_arrived(bucket)
         if bucket.device is None:

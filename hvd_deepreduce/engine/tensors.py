@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +23,7 @@ class Tensors(ABC, Generic[G]):
     """How to get at a gradient's memory. Frameworks without GPUs implement ``flat`` and ``write`` alone.
 
     Attributes:
-        small: elements up to which ``can_coalesce`` is asked.
+        small: elements up to which gradients that are given with ``as_view`` are better copied together with others.
     """
 
     small = 0
@@ -68,12 +68,17 @@ class Tensors(ABC, Generic[G]):
         view[:] = self.flat(gradient, on_host(view))
         return False
 
-    def can_coalesce(self, gradient: G) -> bool:
-        """Whether a gradient, on the host and given with ``as_view``, is small and better copied together with others
-        of its bucket, by ``copy_in_many``. Its view is the result, so it must be in the form of ``gradient``."""
+    def can_wait(self, gradient: G, view: Any) -> bool:
+        """Whether a gradient, on the host, is contiguous, of the dtype of its part of a bucket, and elsewhere: it can
+        stay there until the bucket is encoded, and need not be copied, or is copied with others by ``copy_in_many``.
+        With ``as_view``, its view is the result, so that must be in the form of ``gradient``."""
         return False
 
-    def copy_in_many(self, waiting: Sequence[tuple[G, Any]]) -> bool:
+    def addresses(self, waiting: Iterable[tuple[G, Any]]) -> list[int]:
+        """Where gradients that have waited are, each given with its view."""
+        raise NotImplementedError
+
+    def copy_in_many(self, waiting: Iterable[tuple[G, Any]]) -> bool:
         """As ``copy_in``, for the gradients of a bucket that have waited, each with its view."""
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ class Ticket(Generic[G]):
         device: of ``gradient``.
         bucket: in which it is sent.
         small: whether it has at most ``Tensors.small`` elements.
-        coalesced: True for a small gradient: it is copied with others in one call, and the result is a view.
+        coalesced: it has stayed where it is until its bucket was encoded, and the result is a view.
     """
 
     parameters: Sequence[Parameter]

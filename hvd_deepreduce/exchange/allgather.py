@@ -27,6 +27,8 @@ class AllgatherExchange(Exchange):
     asked for, if the library can take it.
     """
 
+    in_one_pass = True
+
     def most_bytes(self, collectives: Collectives) -> int | None:
         limit = collectives.most_bytes
         return None if limit is None else limit // collectives.size() // 16 * 15  # a part for headers
@@ -34,8 +36,12 @@ class AllgatherExchange(Exchange):
     def start(self, rank: Rank, bucket: Bucket) -> Pending:
         residual, velocity = rank.complete(bucket)
         collectives, ranks = rank.collectives, rank.collectives.size()
+        gradient = bucket.gradient if bucket.pieces is None else bucket.pieces
         with rank.stats.span("encode", bucket.name, bucket.filling):
-            packed = bundle.encode(bucket.gradient, residual, velocity, bucket.slices, ranks, bucket.finite)
+            into = rank.next_residual(bucket, residual)
+            packed = bundle.encode(gradient, residual, velocity, bucket.slices, ranks, bucket.finite, into)
+            if into is not None and residual is not None:
+                rank.replace_residual(bucket, residual, into)
         limit = collectives.most_bytes
         if limit is not None:
             if ranks * (bucket.gradient.nbytes + HEADER * len(bucket.slices)) > limit:  # on all ranks alike

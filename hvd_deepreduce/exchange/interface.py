@@ -19,6 +19,7 @@ from hvd_deepreduce.config import Config
 from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.exchange.two_levels import SliceResidual
+from hvd_deepreduce.ops.pieces import Pieces
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.pipeline.bundle import Slice
 
@@ -30,6 +31,7 @@ class Bucket(Protocol):
         name: of its collectives; unique among all exchanges in flight.
         key: of its containers; the same on all ranks but for ``key.rank``.
         gradient: float32 or float64 ``[numel]``; the sum at the end.
+        pieces: the gradients, where they are not in ``gradient``: only with ``Exchange.in_one_pass``.
         slices: what of it has a container of its own.
         parts: (begin, end) of each parameter.
         finite: whether all elements are known to be finite.
@@ -41,6 +43,7 @@ class Bucket(Protocol):
     name: str
     key: RngKey
     gradient: Floats
+    pieces: Pieces | None
     slices: Sequence[Slice]
     parts: list[tuple[int, int]]
     finite: bool
@@ -73,6 +76,14 @@ class Rank(Protocol):
 
     def complete_slice(self, bucket: Any, part: tuple[int, int]) -> tuple[SliceResidual | None, SliceResidual | None]:
         """As ``complete``, of the part (begin, end) of the vector alone."""
+
+    def next_residual(self, bucket: Any, residual: Floats | None) -> Floats | None:
+        """Where what becomes of the residual that ``complete`` has returned is to be written, for ``replace_residual``;
+        None: into the residual itself."""
+
+    def replace_residual(self, bucket: Any, residual: Floats, other: Floats) -> None:
+        """What ``next_residual`` has returned is the residual from now on; the former one's memory may be the bucket's
+        vector, which takes the sum."""
 
     def note_failure(self, error: Exception) -> None:
         """An error while receiving. All ranks raise one of what was sent, since they get the same bytes."""
@@ -157,12 +168,14 @@ class Exchange(ABC):
         containers: whether a gradient may be exchanged as a container of its own, beside the buckets.
         several: whether a bucket takes several collectives, which ranks may have to start in one order.
         own_thread: whether it encodes and sums on a thread of its own.
+        in_one_pass: whether it takes ``Bucket.pieces``, and writes the residual elsewhere.
     """
 
     on_host = False
     containers = True
     several = False
     own_thread = False
+    in_one_pass = False
 
     @abstractmethod
     def start(self, rank: Rank, bucket: Bucket) -> Pending:

@@ -12,6 +12,7 @@ from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.device import THREADS, array_module, grid, launch
 from hvd_deepreduce.ops.dispatch import operation
 from hvd_deepreduce.ops.library import NonFiniteError, address, kernel
+from hvd_deepreduce.ops.pieces import Pieces
 from hvd_deepreduce.ops.program import Program
 from hvd_deepreduce.ops.rice_blocks import blocks_of
 from hvd_deepreduce.ops.types import F32, U8, Device, u32, u64
@@ -24,7 +25,7 @@ SETTINGS = np.dtype([("form", "u4"), ("bits", "u4"), ("bucket_size", "u8"), ("l2
 ``rice_blocks`` (1) or ``rice`` (0). On a GPU, 1 bit stands for signs, and a bucket size of 0 for all values."""
 
 _bound = kernel("fused_bound", "U", "UUP")
-_encode = kernel("fused_encode", "I", "PPUUPuuuuuiiip")
+_encode = kernel("fused_encode", "I", "PPPPUUUPuuuuuiip")
 _decode = kernel("fused_decode", "I", "PUUpUpPdU*i")
 _NOT_FINITE = -7
 _JOB_WORDS = 16
@@ -34,8 +35,9 @@ _TILE = 8 * THREADS
 
 
 def encode(
-    gradient: F32,
+    gradient: F32 | Pieces,
     residual: F32 | None,
+    into: F32 | None,
     kept: int,
     settings: Table,
     salt: int,
@@ -46,8 +48,10 @@ def encode(
     """The container of a gradient, on the host. It is added to the residual, and what is sent is subtracted from that.
 
     Args:
-        gradient: float32, contiguous; it does not change.
-        residual: as the gradient, changed in place; ``None``: no error feedback.
+        gradient: float32, contiguous; it does not change. Without a residual, it is one array.
+        residual: float32, contiguous, of the same size; ``None``: no error feedback.
+        into: as the residual: what becomes of the residual is written there, and the residual does not change.
+            ``None``: it is changed in place.
         kept: how many elements are sent.
         settings: ``SETTINGS`` ``[1]``.
         salt: of the checksum.
@@ -55,15 +59,20 @@ def encode(
         finite: whether the gradient is known to be finite.
 
     Raises:
-        NonFiniteError: the gradient has NaN or infinity. Nothing has changed then.
+        NonFiniteError: the gradient has NaN or infinity. The residual has not changed then; ``into`` may have.
         MemoryError: the host has too little memory. A part of the gradient may have been added.
     """
     common, (seed, parameter, step, rank) = address(settings), key
     out = np.empty(_bound(gradient.size, kept, common), np.uint8)
-    dense, source = (gradient, None) if residual is None else (residual, address(gradient))
+    if isinstance(gradient, Pieces):
+        table = gradient.table
+    else:
+        table = np.array(((address(gradient),), (gradient.size,)), np.uint64)
+    where, pieces = address(table), table.shape[1]
+    kept_in = None if residual is None else address(residual)
     size = _encode(
-        address(dense), source, gradient.size, kept, common, salt, seed, parameter, step & 0xFFFFFFFF, rank,
-        residual is not None, finite, threads, out,
+        kept_in, kept_in if into is None else address(into), where, where + 8 * pieces, pieces, gradient.size, kept,
+        common, salt, seed, parameter, step & 0xFFFFFFFF, rank, finite, threads, out,
     )  # fmt: skip
     if size == _NOT_FINITE:
         raise NonFiniteError

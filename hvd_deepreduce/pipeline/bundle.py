@@ -10,6 +10,7 @@ import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import U8, Floats, RngKey
 from hvd_deepreduce.ops import arrays, deferred
+from hvd_deepreduce.ops.pieces import Pieces
 from hvd_deepreduce.pipeline.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire.decoding import decode_parts
@@ -32,20 +33,23 @@ class Slice(NamedTuple):
 
 
 def encode(
-    gradient: Floats,
+    gradient: Floats | Pieces,
     residual: Floats | None,
     velocity: Floats | None,
     slices: Sequence[Slice],
     ranks: int,
     finite: bool,
+    into: Floats | None = None,
 ) -> U8:
     """The bundle. The arguments are as for ``Pipeline.encode``, of the whole vector; slices whose config has no error
-    feedback use no residual."""
+    feedback use no residual. With ``into``, all slices have it."""
     containers = []
     for pipeline, (i, j), key in slices:
-        of_slice = residual[i:j] if residual is not None and pipeline.config.error_feedback else None
+        of_slice = gradient.part(i, j) if isinstance(gradient, Pieces) else gradient[i:j]
+        kept = residual[i:j] if residual is not None and pipeline.config.error_feedback else None
         moving = velocity[i:j] if velocity is not None and pipeline.config.memory.has_velocity else None
-        containers.append(pipeline.encode(gradient[i:j], of_slice, key, 2, moving, ranks, finite))
+        next_kept = None if into is None else into[i:j]
+        containers.append(pipeline.encode(of_slice, kept, key, 2, moving, ranks, finite, None, next_kept))
     return containers[0] if len(containers) == 1 else arrays.concatenate(containers)
 
 

@@ -21,9 +21,11 @@ from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.codecs.value.sign import Sign
 from hvd_deepreduce.config.settings import Config
 from hvd_deepreduce.ops import fused
+from hvd_deepreduce.ops.pieces import Pieces
 from hvd_deepreduce.wire import frame
 
 _F32 = np.dtype(np.float32)
+_ON_HOST = (np.ndarray, Pieces)
 
 
 class Fused:
@@ -40,10 +42,10 @@ class Fused:
         self._config, self._threads = config, threads
         self._scheduled, self._density = config.density_schedule is not None, _density_of(config.sparsifier)
         self._decodes = type(value) is QSGD
-        self._encodes = False
+        self.encodes = False
         bits, l2 = 1, False
         if isinstance(value, QSGD):
-            self._encodes = not (config.has_velocity or value.scaled or value.fit_scale) and (
+            self.encodes = not (config.has_velocity or value.scaled or value.fit_scale) and (
                 value.under_feedback() is value
             )
             bits, l2 = value.bits, value.norm == "l2"
@@ -66,17 +68,18 @@ class Fused:
 
     def encode(
         self,
-        gradient: Floats,
+        gradient: Floats | Pieces,
         residual: Floats | None,
         key: RngKey,
         digest: int,
         finite: bool = False,
         sparsifier: Sparsifier | None = None,
+        into: Floats | None = None,
     ) -> U8 | None:
         """The container of a gradient, as ``Pipeline.encode`` makes it.
 
         Args:
-            gradient, residual, key, finite: as for ``Pipeline.encode``.
+            gradient, residual, key, finite, into: as for ``Pipeline.encode``.
             digest: of the config.
             sparsifier: in place of the config's.
 
@@ -85,19 +88,19 @@ class Fused:
             float32; nothing has changed.
 
         Raises:
-            NonFiniteError: the gradient has NaN or infinity. Nothing has changed.
+            NonFiniteError: the gradient has NaN or infinity. Nothing has changed but ``into``.
             MemoryError: as ``ops.select.topk``.
         """
         density = self._density
         if sparsifier is not None or self._scheduled:
             density = _density_of(sparsifier or self._config.sparsifier_at(key.step))
-        if density is None or not self._encodes or type(gradient) is not np.ndarray:
+        if density is None or not self.encodes or type(gradient) not in _ON_HOST:
             return None
         if gradient.dtype != _F32 or gradient.size > MAX_NUMEL:
             return None
         salt = frame.salt(digest, gradient.size, gradient.dtype, key)
         kept = kept_of(density, gradient.size)
-        return fused.encode(gradient, residual, kept, self._settings, salt, key, finite, self._threads)
+        return fused.encode(gradient, residual, into, kept, self._settings, salt, key, finite, self._threads)
 
     def sum_into(
         self, out: Floats, gathered: U8, ranks: int, parts: Parts, keys: Sequence[RngKey], digest: int, scale: float

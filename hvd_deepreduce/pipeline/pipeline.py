@@ -17,6 +17,7 @@ from hvd_deepreduce.config.settings import Config
 from hvd_deepreduce.ops import arrays, deferred, momentum, sparse
 from hvd_deepreduce.ops.device import on_device_of
 from hvd_deepreduce.ops.library import NonFiniteError
+from hvd_deepreduce.ops.pieces import Pieces
 from hvd_deepreduce.pipeline.composed import Composed, Source
 from hvd_deepreduce.pipeline.fused import Fused
 from hvd_deepreduce.pipeline.recorded import Recorded
@@ -50,7 +51,7 @@ class Pipeline:
 
     def encode(
         self,
-        gradient: Floats,
+        gradient: Floats | Pieces,
         residual: Floats | None,
         key: RngKey,
         version: Literal[1, 2] = 1,
@@ -58,6 +59,7 @@ class Pipeline:
         ranks: int = 1,
         finite: bool = False,
         sparsifier: Sparsifier | None = None,
+        into: Floats | None = None,
     ) -> U8:
         """The container of a gradient. The gradient is added to the residual, and what is sent is subtracted from it.
 
@@ -72,6 +74,8 @@ class Pipeline:
             ranks: of the job, for the clipping of ``dgc``.
             finite: whether the gradient is known to be finite; otherwise this is found out.
             sparsifier: selects, in place of the config's; it sends indices where the config's does.
+            into: as ``residual``, on the host, and memory apart from it and from the gradient: what becomes of the
+                residual is written there, and the residual does not change.
 
         Returns:
             The container, uint8. A gradient with NaN or infinity is sent uncompressed, so that every rank sees it,
@@ -82,11 +86,17 @@ class Pipeline:
         """
         if self.fused is not None and version == 2:
             try:
-                packed = self.fused.encode(gradient, residual, key, self.shared.digest, finite, sparsifier)
+                packed = self.fused.encode(gradient, residual, key, self.shared.digest, finite, sparsifier, into)
             except NonFiniteError:
-                return self.encode_uncompressed(gradient, key, version)
+                if into is not None:
+                    into[:] = residual
+                return self.encode_uncompressed(_one_array(gradient), key, version)
             if packed is not None:
                 return packed
+        gradient = _one_array(gradient)
+        if into is not None:
+            into[:] = residual
+            residual = into
         corrected, gradient = self.corrected(gradient, velocity, residual, key.step, ranks)
 
         def use(indices: U32 | None, values: Floats) -> U8:
@@ -128,6 +138,10 @@ class Pipeline:
             return recorded.encode(
                 gradient, residual, key, salt, finite, sparsifier or self.config.sparsifier_at(key.step)
             )
+
+    def takes_fused(self, dtype: np.dtype[Any]) -> bool:
+        """Whether ``encode`` is a native call for gradients of this dtype on the host, and ``into`` costs nothing."""
+        return self.fused is not None and self.fused.encodes and dtype == np.float32
 
     def encode_uncompressed(self, gradient: Floats, key: RngKey, version: Literal[1, 2] = 1) -> U8:
         """The container of all elements as they are: what ``encode`` makes of a gradient that is not finite."""
@@ -412,6 +426,10 @@ class Pipeline:
                 values = values[support]
             parts.append((support, values))
         return SparseTensor(numel, *sparse.total(parts, dtype, scale))
+
+
+def _one_array(gradient: Floats | Pieces) -> Floats:
+    return gradient.joined() if isinstance(gradient, Pieces) else gradient
 
 
 def _joined(parts: Parts, selected: Sequence[tuple[U32 | None, Floats]]) -> tuple[U32 | None, Floats]:

@@ -60,6 +60,7 @@ class Memory:
     def __init__(self) -> None:
         self._residuals: dict[str, Floats] = {}
         self._joined: dict[tuple[str, ...], Floats] = {}
+        self._spare: dict[tuple[str, ...], Floats] = {}  # memory for what becomes of joined vectors, on the host
         # Of slices: a parameter's residual is here or in ``_residuals``, and nowhere else.
         self._slices: dict[tuple[tuple[str, ...], int], _Slice] = {}
         self._lock = RLock()
@@ -123,11 +124,42 @@ class Memory:
         if vector is None:
             vector = arrays.concatenate(residuals)
             self._discard_joined(key)
-            self._joined[key] = vector
-            ends = np.cumsum(sizes).tolist()
-            views = (vector[end - size : end] for size, end in zip(sizes, ends, strict=True))
-            self._residuals.update(zip(key, views, strict=True))
+            self._hold(key, sizes, vector)
         return vector
+
+    def spare(self, names: Sequence[str]) -> Floats:
+        """Memory on the host, apart from the vector that ``joined`` has returned for these parameters, and as large,
+        for ``exchange``. What is in it does not matter."""
+        with self._lock:
+            key = tuple(names)
+            spare = self._spare.get(key)
+            if spare is None:
+                spare = self._spare[key] = np.empty_like(self._joined[key])
+            return spare
+
+    def exchange(self, names: Sequence[str], sizes: Sequence[int], vector: Floats, other: Floats, keep: bool) -> None:
+        """Another vector takes the place of the one that ``joined`` has returned, unless that is not the memory's any
+        more, since a state was loaded.
+
+        Args:
+            names, sizes: as for ``joined``.
+            vector: what it has returned.
+            other: on the host, as large; the parameters' residuals are views into it afterwards.
+            keep: whether ``vector`` becomes the ``spare`` one.
+        """
+        with self._lock:
+            key = tuple(names)
+            if self._joined.get(key) is vector:
+                self._hold(key, sizes, other)
+                if keep:
+                    self._spare[key] = vector
+
+    def _hold(self, key: tuple[str, ...], sizes: Sequence[int], vector: Floats) -> None:
+        self._joined[key] = vector
+        begin = 0
+        for name, size in zip(key, sizes, strict=True):
+            self._residuals[name] = vector[begin : begin + size]
+            begin += size
 
     @_one_at_a_time
     def slice(
@@ -208,6 +240,7 @@ class Memory:
     def _discard_joined(self, names: Sequence[str]) -> None:
         """Forgets the vectors of these parameters: a residual can be a view into one vector only."""
         self._joined = {key: vector for key, vector in self._joined.items() if not set(key) & set(names)}
+        self._spare = {key: vector for key, vector in self._spare.items() if key in self._joined}
 
     def state_dict(self) -> dict[str, Floats]:
         """A copy of all residuals on the host, by parameter. Of a slice, there are those of the parameters that it has
@@ -220,4 +253,4 @@ class Memory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces all residuals by copies of these, which may have any shape."""
         self._residuals = {name: np.array(residual).reshape(-1) for name, residual in state.items()}
-        self._joined, self._slices = {}, {}
+        self._joined, self._spare, self._slices = {}, {}, {}

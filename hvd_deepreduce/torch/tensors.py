@@ -109,18 +109,20 @@ class TorchTensors(Tensors[torch.Tensor]):
             gradient.set_(view)  # type: ignore[call-overload]
         return finite
 
-    def can_coalesce(self, gradient: torch.Tensor) -> bool:
-        """Where one more copy takes less time than a call for each gradient."""
-        return gradient.dtype in _NUMPY and gradient.is_contiguous()
+    def can_wait(self, gradient: torch.Tensor, view: torch.Tensor) -> bool:
+        return (
+            gradient.dtype == view.dtype
+            and gradient.is_contiguous()
+            and not gradient.is_cuda
+            and gradient.data_ptr() != view.data_ptr()
+        )
 
-    def copy_in_many(self, waiting: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-        copies = [
-            (to, source, gradient.numel())
-            for gradient, view in waiting
-            if (source := gradient.data_ptr()) != (to := view.data_ptr())
-        ]
-        dtype: torch.dtype = waiting[0][0].dtype
-        return arrays.copy_finite_many(copies, _NUMPY[dtype]) and len(copies) == len(waiting)
+    def addresses(self, waiting: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
+        return [gradient.data_ptr() for gradient, _ in waiting]
+
+    def copy_in_many(self, waiting: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+        copies = [(view.data_ptr(), gradient.data_ptr(), gradient.numel()) for gradient, view in waiting]
+        return arrays.copy_finite_many(copies, _NUMPY[next(iter(waiting))[1].dtype])
 
     def copy_out(self, gradient: torch.Tensor, view: torch.Tensor, scale: float) -> None:
         if gradient.data_ptr() != view.data_ptr():

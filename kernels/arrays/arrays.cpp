@@ -49,11 +49,39 @@ struct Part {
     u64 count;
 };
 
+#ifdef DR_X86
+// scale * four floats, or two doubles, to `out` past the cache; zeros in their place.
+static inline void move_out(float* out, float* sums, float scale) {
+    _mm_stream_ps(out, _mm_mul_ps(_mm_loadu_ps(sums), _mm_set1_ps(scale)));
+    _mm_storeu_ps(sums, _mm_setzero_ps());
+}
+static inline void move_out(double* out, double* sums, double scale) {
+    _mm_stream_pd(out, _mm_mul_pd(_mm_loadu_pd(sums), _mm_set1_pd(scale)));
+    _mm_storeu_pd(sums, _mm_setzero_pd());
+}
+#endif
+
+// out = scale * sums, past the cache, and sums = 0.
+template <class T>
+static void move_out(T* out, T* sums, u64 size, T scale) {
+    if (scale == (T)1) {  // not multiplied: the caller's thread may flush denormals
+        stream_copy(out, sums, size * sizeof(T));
+        std::memset(sums, 0, size * sizeof(T));
+        return;
+    }
+    u64 i = 0;
+#ifdef DR_X86
+    for (; i < size && ((uintptr_t)(out + i) & 15); ++i) out[i] = sums[i] * scale, sums[i] = 0;
+    for (const u64 lanes = 16 / sizeof(T); i + lanes <= size; i += lanes) move_out(out + i, sums + i, scale);
+#endif
+    for (; i < size; ++i) out[i] = sums[i] * scale, sums[i] = 0;
+}
+
 template <class T>
 static void sum_run(T* out, u64 begin, u64 end, const Part<T>* parts, int count, T scale) {
-    // A block of the output is summed and scaled in the second-level cache, then written once.
-    constexpr u64 block = 65536 / sizeof(T);
-    alignas(64) thread_local T memory[block];
+    // A block of the output is summed in the first-level cache, then scaled and written once.
+    constexpr u64 block = 16384 / sizeof(T);
+    alignas(64) thread_local T memory[block];  // zeros, between two calls too
     T* sums = memory;
     asm("" : "+r"(sums));  // else the compiler looks up the thread's memory for each element
     std::vector<u64> at((size_t)count);
@@ -69,7 +97,6 @@ static void sum_run(T* out, u64 begin, u64 end, const Part<T>* parts, int count,
     }
     for (u64 first = begin; first < end; first += block) {
         const u64 size = first + block < end ? block : end - first;
-        std::memset(sums, 0, size * sizeof(T));
         for (int p = 0; p < count; ++p) {
             const Part<T>& part = parts[p];
             if (part.indices) {
@@ -81,9 +108,7 @@ static void sum_run(T* out, u64 begin, u64 end, const Part<T>* parts, int count,
                 for (u64 i = 0; i < size; ++i) sums[i] += part.values[first + i];
             }
         }
-        if (scale != (T)1)
-            for (u64 i = 0; i < size; ++i) sums[i] *= scale;
-        stream_copy(out + first, sums, size * sizeof(T));
+        move_out(out + first, sums, size, scale);
     }
     stream_fence();
 }

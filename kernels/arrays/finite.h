@@ -22,7 +22,6 @@ DR_CLONES static u64 largest_bits(const u64* words, u64 begin, u64 end) {
 }
 
 static const u64 BLOCK = 1 << 14;       // bytes; a block is looked at and copied while it is in the cache
-static const u64 STREAMED = 256 << 10;  // bytes from which on a copy does not go through the cache
 
 template <class Bits>
 static int copy_finite(Bits* out, const Bits* words, u64 n, Bits infinity, int threads) {

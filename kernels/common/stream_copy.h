@@ -7,6 +7,8 @@
 #include <immintrin.h>
 #endif
 
+static const u64 STREAMED = 256 << 10;  // bytes from which on an array is not written through the cache
+
 // Copies with stores that bypass the cache, so that dst is not read into the cache before it is written.
 inline void stream_copy(void* dst, const void* src, u64 bytes) {
 #ifdef DR_X86

@@ -15,10 +15,9 @@
 #include "common/cpu.h"
 #include "qsgd/qsgd.h"
 #include "rice/rice.h"
+#include "select/select.h"
 
 // The kernels of the composed way.
-DR_API int dr_finite_f32(const u32* words, u64 n, int threads);
-DR_API i64 dr_topk_f32(float* dense, const float* grad, u64 n, u64 k, u32* indices, float* values, int threads);
 DR_API u32 dr_rice_parameter(const u32* indices, u64 count, u64 numel, u64* bytes);
 DR_API void dr_rice_encode(const u32* indices, u64 count, u32 b, u8* out);
 DR_API i64 dr_rice_decode(const u8* in, u64 bytes, u64 count, u32 b, u64 numel, u32* indices);
@@ -138,23 +137,32 @@ DR_API u64 dr_fused_bound(u64 n, u64 kept, const Settings* settings) {
            4 * bucket_count(kept, settings->bucket_size) + field_bytes(kept, settings->bits);
 }
 
-// dense[n] += grad (unless null); then the container of the `kept` elements of largest magnitude is written to out, and
-// if `feedback`, what the receivers will decode is subtracted from dense. Without `finite`, grad (dense, if it is null)
-// is searched for NaN and infinity first.
+// out[n] = residual + the gradient in `pieces` pieces of memory; then the container of the `kept` elements of largest
+// magnitude is written to `packed`, and what the receivers will decode is subtracted from `out`, which is the residual, or
+// memory apart from it. With a null residual, the gradient is one piece, and nothing but the container is written. Without
+// `finite`, NaN and infinity in the gradient are searched for.
 //
-// Returns the bytes written; ERR_NOT_FINITE: nothing has changed; -1: memory is short, and a part may have changed.
-DR_API i64 dr_fused_encode(float* dense, const float* grad, u64 n, u64 kept, const Settings* settings, u32 salt,
-                           u32 seed, u32 parameter, u32 step, u32 rank, int feedback, int finite, int threads,
-                           u8* out) {
+// Returns the bytes written; ERR_NOT_FINITE: the residual has not changed; -1: memory is short, and a part of `out` may
+// have changed.
+DR_API i64 dr_fused_encode(const float* residual, float* out, const u64* addresses, const u64* ends, u64 pieces, u64 n,
+                           u64 kept, const Settings* settings, u32 salt, u32 seed, u32 parameter, u32 step, u32 rank,
+                           int finite, int threads, u8* packed) {
     const u64 size = settings->bucket_size;
     const u32 bits = settings->bits, levels = qsgd_levels(bits);
-    if (!finite && !dr_finite_f32((const u32*)(grad ? grad : dense), n, threads)) return ERR_NOT_FINITE;
+    Pieces<float> grads{addresses, ends, pieces};
+    const float* dense = residual;
+    if (!residual) {
+        dense = grads.at(0), grads.count = 0;
+    } else if (out == residual && !finite) {  // before it changes
+        if (!grads.finite(threads)) return ERR_NOT_FINITE;
+        finite = 1;
+    }
     try {
         Elements elements(kept, size);
         u32* indices = elements.indices.get();
         float *values = elements.values.get(), *norms = elements.norms.get();
         u8* codes = elements.codes.get();
-        const i64 selected = dr_topk_f32(dense, grad, n, kept, indices, values, threads);
+        const i64 selected = topk_into(dense, grads, out, n, kept, finite != 0, indices, values, threads);
         if (selected < 0) return selected;
         const u64 count = (u64)selected, buckets = bucket_count(count, size);
         u64 index_bytes = 0;
@@ -164,7 +172,7 @@ DR_API i64 dr_fused_encode(float* dense, const float* grad, u64 n, u64 kept, con
         else if (count)
             b = dr_rice_parameter(indices, count, n, &index_bytes);
 
-        u8* at = out + 4;
+        u8* at = packed + 4;
         *at++ = (u8)settings->form;
         at = put_varint(put_varint(at, count), index_bytes);
         at = put_varint(at, QSGD_HEADER + 4 * buckets + field_bytes(count, bits));
@@ -184,14 +192,14 @@ DR_API i64 dr_fused_encode(float* dense, const float* grad, u64 n, u64 kept, con
         at += 4 * buckets;
         dr_pack8(codes, count, bits, at);
         at += field_bytes(count, bits);
-        if (feedback) {
+        if (residual) {
             dr_qsgd_dequantize(codes, norms, count, size, levels, values);
-            dr_subtract_f32(dense, indices, count, values);
+            dr_subtract_f32(out, indices, count, values);
         }
-        std::memset(out, 0, 4);
-        const u32 checksum = dr_checksum(out, (u64)(at - out), 0) + salt;
-        std::memcpy(out, &checksum, 4);
-        return at - out;
+        std::memset(packed, 0, 4);
+        const u32 checksum = dr_checksum(packed, (u64)(at - packed), 0) + salt;
+        std::memcpy(packed, &checksum, 4);
+        return at - packed;
     } catch (const std::bad_alloc&) {
         return -1;
     }

@@ -1,4 +1,6 @@
-// Accumulate and select: the gradient is added to the residual, and the elements to send are selected, in one pass.
+// Accumulate and select: the gradient is added to the residual, and the elements to send are selected, in one pass. The
+// sum is written over the residual, or elsewhere: then the residual is as it was if the gradient is not finite, and the
+// check needs no pass of its own.
 //
 // Top-k is exact and takes one pass: a sample gives a magnitude that a little more than k elements reach; the pass
 // collects these elements as candidates; the k largest are found among the candidates. If the sample misled and there
@@ -14,10 +16,8 @@
 #include <new>
 
 #include "common/cpu.h"
-
-#ifdef DR_X86
-#include <immintrin.h>
-#endif
+#include "common/stream_copy.h"
+#include "select/select.h"
 
 static inline u32 magnitude_bits(float x) {
     u32 bits;
@@ -56,15 +56,21 @@ struct Kept {
     }
 };
 
-// The pass over [begin, end): dense += grad (unless grad is null), then the elements with at least `least` magnitude
-// bits go to `kept`, which has room for end - begin more.
+static const u64 BLOCK = 4096;   // elements between two checks of the room that is left
+static const u64 RUN = 1 << 20;  // no thread is started for fewer elements
+
+// Where a pass writes the sums: over the residual or elsewhere in the cache, or past the cache.
+enum class Stores { CACHED, STREAMED };
+
+// The pass over `size` elements, of which the first has the index `first`: out = dense + grad (unless grad is null), then
+// the elements with at least `least` magnitude bits go to `kept`, which has room for `size` more.
 template <class T, class Bits>
-static void pass_portable(T* dense, const T* grad, u64 begin, u64 end, Bits least, Kept<T>& kept) {
+static void pass_portable(const T* dense, const T* grad, T* out, u64 first, u64 size, Bits least, Kept<T>& kept) {
     u64 count = kept.count;
-    for (u64 i = begin; i < end; ++i) {
+    for (u64 i = 0; i < size; ++i) {
         const T x = grad ? accumulated(dense[i], grad[i]) : dense[i];
-        if (grad) dense[i] = x;
-        kept.indices[count] = (u32)i;
+        if (grad) out[i] = x;
+        kept.indices[count] = (u32)(first + i);
         kept.values[count] = x;
         count += magnitude_bits(x) >= least;
     }
@@ -72,66 +78,96 @@ static void pass_portable(T* dense, const T* grad, u64 begin, u64 end, Bits leas
 }
 
 #ifdef DR_X86
-__attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx512(float* dense, const float* grad,
-                                                                                    u64 begin, u64 end, u32 least,
-                                                                                    Kept<float>& kept) {
+// How many elements come before the next boundary of a cache line, at which a streaming store may begin.
+static inline u64 before_line(const float* out, u64 size) {
+    return std::min<u64>((u64)(-(uintptr_t)out & 63) / sizeof(float), size);
+}
+
+template <Stores stores>
+__attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx512(
+    const float* dense, const float* grad, float* out, u64 first, u64 size, u32 least, Kept<float>& kept) {
     const __m512i sign_off = _mm512_set1_epi32(0x7FFFFFFF), limit = _mm512_set1_epi32((int)least);
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    u64 count = kept.count, i = begin;
-    for (; i + 16 <= end; i += 16) {
+    u64 i = stores == Stores::STREAMED ? before_line(out, size) : 0;
+    pass_portable(dense, grad, out, first, i, least, kept);
+    u64 count = kept.count;
+    for (; i + 16 <= size; i += 16) {
         __m512 x = _mm512_loadu_ps(dense + i);
         if (grad) {
             // As `accumulated`: the smaller magnitude of the two, with the sign of the sum.
             x = _mm512_range_ps(_mm512_add_ps(x, _mm512_loadu_ps(grad + i)), _mm512_set1_ps(FLT_MAX), 2);
-            _mm512_storeu_ps(dense + i, x);
+            if (stores == Stores::STREAMED) _mm512_stream_ps(out + i, x);
+            else _mm512_storeu_ps(out + i, x);
         }
         const __mmask16 take = _mm512_cmpge_epu32_mask(_mm512_and_si512(_mm512_castps_si512(x), sign_off), limit);
         if (take) {
-            const __m512i at = _mm512_add_epi32(_mm512_set1_epi32((int)(u32)i), lanes);
+            const __m512i at = _mm512_add_epi32(_mm512_set1_epi32((int)(u32)(first + i)), lanes);
             _mm512_storeu_si512(kept.indices + count, _mm512_maskz_compress_epi32(take, at));
             _mm512_storeu_ps(kept.values + count, _mm512_maskz_compress_ps(take, x));
             count += (u64)__builtin_popcount(take);
         }
     }
     kept.count = count;
-    pass_portable(dense, grad, i, end, least, kept);
+    pass_portable(dense + i, grad ? grad + i : nullptr, out + i, first + i, size - i, least, kept);
 }
 
-// AVX2 has no compress instruction, so the mask of a vector is read bit by bit.
-__attribute__((target("avx2,popcnt,bmi"))) static void pass_avx2(float* dense, const float* grad, u64 begin, u64 end,
-                                                                 u32 least, Kept<float>& kept) {
+// Eight elements of the pass.
+template <Stores stores>
+__attribute__((target("avx2"))) static inline __m256 eight_sums(const float* dense, const float* grad, float* out,
+                                                                u64 i) {
+    __m256 x = _mm256_loadu_ps(dense + i);
+    if (!grad) return x;
+    x = _mm256_min_ps(_mm256_add_ps(x, _mm256_loadu_ps(grad + i)), _mm256_set1_ps(FLT_MAX));
+    x = _mm256_max_ps(x, _mm256_set1_ps(-FLT_MAX));
+    if (stores == Stores::STREAMED) _mm256_stream_ps(out + i, x);
+    else _mm256_storeu_ps(out + i, x);
+    return x;
+}
+
+// AVX2 has no compress instruction, so the mask of two vectors, which are a cache line, is read bit by bit.
+template <Stores stores>
+__attribute__((target("avx2,popcnt,bmi"))) static void pass_avx2(const float* dense, const float* grad, float* out,
+                                                                 u64 first, u64 size, u32 least, Kept<float>& kept) {
     const __m256i sign_off = _mm256_set1_epi32(0x7FFFFFFF);
     // Magnitude bits have 31 bits, so a signed comparison with least - 1 gives the same result.
     const __m256i below = _mm256_set1_epi32((int)least - 1);
-    u64 count = kept.count, i = begin;
-    for (; i + 8 <= end; i += 8) {
-        __m256 x = _mm256_loadu_ps(dense + i);
-        if (grad) {
-            x = _mm256_min_ps(_mm256_add_ps(x, _mm256_loadu_ps(grad + i)), _mm256_set1_ps(FLT_MAX));
-            x = _mm256_max_ps(x, _mm256_set1_ps(-FLT_MAX));
-            _mm256_storeu_ps(dense + i, x);
-        }
-        const __m256i over = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(x), sign_off), below);
-        for (u32 take = (u32)_mm256_movemask_ps(_mm256_castsi256_ps(over)); take; take &= take - 1) {
-            const u64 at = i + (u64)__builtin_ctz(take);
-            kept.indices[count] = (u32)at;
-            kept.values[count++] = dense[at];
+    u64 i = stores == Stores::STREAMED ? before_line(out, size) : 0;
+    pass_portable(dense, grad, out, first, i, least, kept);
+    u64 count = kept.count;
+    for (; i + 16 <= size; i += 16) {
+        const __m256 low = eight_sums<stores>(dense, grad, out, i), high = eight_sums<stores>(dense, grad, out, i + 8);
+        const __m256i over_low = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(low), sign_off), below);
+        const __m256i over_high = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(high), sign_off), below);
+        u32 take = (u32)_mm256_movemask_ps(_mm256_castsi256_ps(over_low)) |
+                   (u32)_mm256_movemask_ps(_mm256_castsi256_ps(over_high)) << 8;
+        if (take) {  // the values are not read from `out`, which a streaming store may not have reached
+            alignas(32) float both[16];
+            _mm256_store_ps(both, low), _mm256_store_ps(both + 8, high);
+            for (; take; take &= take - 1) {
+                const u64 lane = (u64)__builtin_ctz(take);
+                kept.indices[count] = (u32)(first + i + lane);
+                kept.values[count++] = both[lane];
+            }
         }
     }
     kept.count = count;
-    pass_portable(dense, grad, i, end, least, kept);
+    pass_portable(dense + i, grad ? grad + i : nullptr, out + i, first + i, size - i, least, kept);
 }
 #endif
 
-static void pass_run(float* dense, const float* grad, u64 begin, u64 end, u32 least, Kept<float>& kept) {
+template <Stores stores>
+static void pass_run(const float* dense, const float* grad, float* out, u64 first, u64 size, u32 least,
+                     Kept<float>& kept) {
 #ifdef DR_X86
-    if (dr_vector_level() == 2) return pass_avx512(dense, grad, begin, end, least, kept);
-    if (dr_vector_level() == 1) return pass_avx2(dense, grad, begin, end, least, kept);
+    if (dr_vector_level() == 2) return pass_avx512<stores>(dense, grad, out, first, size, least, kept);
+    if (dr_vector_level() == 1) return pass_avx2<stores>(dense, grad, out, first, size, least, kept);
 #endif
-    pass_portable(dense, grad, begin, end, least, kept);
+    pass_portable(dense, grad, out, first, size, least, kept);
 }
-static void pass_run(double* dense, const double* grad, u64 begin, u64 end, u64 least, Kept<double>& kept) {
-    pass_portable(dense, grad, begin, end, least, kept);
+template <Stores>
+static void pass_run(const double* dense, const double* grad, double* out, u64 first, u64 size, u64 least,
+                     Kept<double>& kept) {
+    pass_portable(dense, grad, out, first, size, least, kept);
 }
 
 template <class T>
@@ -140,28 +176,47 @@ struct Selection {
     u64 count = 0;
 };
 
-static const u64 BLOCK = 4096;   // elements between two checks of the room that is left
-static const u64 RUN = 1 << 20;  // no thread is started for fewer elements
+// The pieces' elements of [begin, end), one call f(piece's elements, begin, end) for each piece. `piece` is the first one
+// that ends after `begin`, and afterwards the first one that ends after `end`.
+template <class T, class F>
+static void each_piece(const Pieces<T>& of, u64& piece, u64 begin, u64 end, F f) {
+    for (u64 next; begin < end; begin = next) {
+        while (of.ends[piece] <= begin) ++piece;
+        next = std::min(of.ends[piece], end);
+        f(of.at(piece) + (begin - of.begin(piece)), begin, next);
+    }
+}
 
+// `expected`: how many elements will be found, about.
 template <class T, class Bits>
-static void collect(T* dense, const T* grad, u64 n, Bits least, int threads, Selection<T>& out) {
-    out.runs = std::vector<Kept<T>>((size_t)(threads < 1 ? 1 : threads));
+static void collect(const T* dense, const Pieces<T>& grads, T* out, u64 n, Bits least, u64 expected, int threads,
+                    Selection<T>& found) {
+    found.runs = std::vector<Kept<T>>((size_t)(threads < 1 ? 1 : threads));
+    const bool streamed = out != dense && n * sizeof(T) >= STREAMED;
     parallel_runs(n, threads, RUN, [&](int thread, u64 begin, u64 end) {
-        Kept<T>& kept = out.runs[(size_t)thread];
+        Kept<T>& kept = found.runs[(size_t)thread];
+        kept.reserve(expected / found.runs.size());  // arrays that grow are copied
+        u64 piece = 0;
         for (u64 block = begin; block < end; block += BLOCK) {
             const u64 stop = std::min(block + BLOCK, end);
             kept.reserve(stop - block);
-            pass_run(dense, grad, block, stop, least, kept);
+            const auto pass = [&](const T* grad, u64 i, u64 j) {
+                if (streamed) pass_run<Stores::STREAMED>(dense + i, grad, out + i, i, j - i, least, kept);
+                else pass_run<Stores::CACHED>(dense + i, grad, out + i, i, j - i, least, kept);
+            };
+            if (grads.count) each_piece(grads, piece, block, stop, pass);
+            else pass(nullptr, block, stop);
         }
+        if (streamed) stream_fence();
     });
-    out.count = 0;
-    for (const auto& run : out.runs) out.count += run.count;
+    found.count = 0;
+    for (const auto& run : found.runs) found.count += run.count;
 }
 
 // The bits of a magnitude that about k elements of dense + grad reach, and more by `margin` standard deviations; 0 if
 // no sample can tell (there are few elements, or k is nearly n).
 template <class T, class Bits>
-static Bits sampled_bits(const T* dense, const T* grad, u64 n, u64 k, double margin) {
+static Bits sampled_bits(const T* dense, const Pieces<T>& grads, u64 n, u64 k, double margin) {
     // A sample costs about twice as much as an unneeded candidate; this number makes the sum of both costs least.
     const u64 best = (u64)std::pow(1.25 * std::sqrt((double)n * (double)k), 2.0 / 3.0);
     const u64 samples = std::min<u64>(n / 8, std::max<u64>(best, 512));
@@ -170,10 +225,13 @@ static Bits sampled_bits(const T* dense, const T* grad, u64 n, u64 k, double mar
     const u64 rank = (u64)(expected + margin * std::max(std::sqrt(expected), 2.0));
     if (rank >= samples) return 0;
     std::vector<Bits> bits(samples);
+    u64 piece = 0;
     for (u64 i = 0; i < samples; ++i) {
         const u64 first = n * i / samples, next = n * (i + 1) / samples;
         const u64 at = first + fmix32((u32)i) % (next - first);
-        bits[i] = magnitude_bits(grad ? accumulated(dense[at], grad[at]) : dense[at]);
+        T x = dense[at];
+        if (grads.count) each_piece(grads, piece, at, at + 1, [&](const T* grad, u64, u64) { x = accumulated(x, *grad); });
+        bits[i] = magnitude_bits(x);
     }
     std::nth_element(bits.begin(), bits.begin() + (i64)rank, bits.end(), std::greater<Bits>());
     return bits[rank];
@@ -233,22 +291,38 @@ static void copy_all(const Selection<T>& from, u32* indices, T* values) {
     }
 }
 
+// Whether what was added up, or selected from, is finite, by its candidates: what is not finite is among them, whatever
+// the limit was, and has become the largest number if it was added to another one.
 template <class T>
-static i64 topk(T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, int threads) {
+static bool all_finite(const Selection<T>& found, const Pieces<T>& grads, int threads) {
+    const auto most = magnitude_bits(std::numeric_limits<T>::max());
+    bool largest = false;
+    for (const auto& run : found.runs)
+        for (u64 i = 0; i < run.count; ++i) {
+            if (magnitude_bits(run.values[i]) > most) return false;
+            largest |= magnitude_bits(run.values[i]) == most;
+        }
+    return !largest || grads.finite(threads);
+}
+
+template <class T>
+static i64 topk(const T* dense, Pieces<T> grads, T* out, u64 n, u64 k, bool finite, u32* indices, T* values,
+                int threads) {
     typedef typename BitsOf<T>::type Bits;
     try {
-        if (k == 0) {
-            if (grad)
-                for (u64 i = 0; i < n; ++i) dense[i] = accumulated(dense[i], grad[i]);
+        Selection<T> candidates;
+        if (k == 0) {  // the pass alone; nothing reaches this limit but what is not finite
+            if (!finite && !(grads.count ? grads.finite(threads) : all_finite(dense, n, threads))) return ERR_NOT_FINITE;
+            if (grads.count) collect<T, Bits>(dense, grads, out, n, ~(Bits)0 >> 1, 0, threads, candidates);
             return 0;
         }
-        Selection<T> candidates;
         for (double margin = 5.0;; margin *= 8.0) {
             // At least the bits of the smallest denormal, so that zeros are never candidates. By the bits, since denormals
             // compare equal to 0 if the caller's thread flushes them.
-            const Bits least = std::max<Bits>(sampled_bits<T, Bits>(dense, grad, n, k, margin), 1);
-            collect<T, Bits>(dense, grad, n, least, threads, candidates);
-            grad = nullptr;  // the first pass has added it
+            const Bits least = std::max<Bits>(sampled_bits<T, Bits>(dense, grads, n, k, margin), 1);
+            collect<T, Bits>(dense, grads, out, n, least, k + k / 2, threads, candidates);
+            if (!finite && !all_finite(candidates, grads, threads)) return ERR_NOT_FINITE;
+            dense = out, grads.count = 0, finite = true;  // the first pass has added them
             if (candidates.count >= k) break;
             if (least == 1) {
                 copy_all(candidates, indices, values);
@@ -262,11 +336,17 @@ static i64 topk(T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, 
     }
 }
 
+i64 topk_into(const float* dense, const Pieces<float>& grads, float* out, u64 n, u64 k, bool finite, u32* indices,
+              float* values, int threads) {
+    return topk(dense, grads, out, n, k, finite, indices, values, threads);
+}
+
 // dense += grad (unless null), then the k elements of largest magnitude, or all that are not zero if these are fewer:
 // their sorted indices and their values. All elements are finite, 0 <= k <= n. Returns how many were selected, or -1 if
 // memory is short; a part of grad may then have been added.
 DR_FLOATS(i64, topk, (T* dense, const T* grad, u64 n, u64 k, u32* indices, T* values, int threads),
-    return topk(dense, grad, n, k, indices, values, threads))
+    const u64 at = (u64)(uintptr_t)grad;
+    return topk<T>(dense, {&at, &n, (u64)(grad != nullptr)}, dense, n, k, true, indices, values, threads))
 
 // The k largest of each chunk. The pass over a chunk collects the elements that reach a magnitude a little below the
 // k-th largest of the chunk before it; if these are fewer than k, the pass is repeated, within the cache, with a lower
@@ -276,11 +356,11 @@ static u64 topk_of_chunk(T* dense, const T* grad, u64 begin, u64 end, u64 k, Bit
                          std::vector<Bits>& bits, u32* indices, T* values) {
     const Bits octave = (Bits)1 << (std::numeric_limits<T>::digits - 1);
     kept.count = 0;
-    pass_run(dense, grad, begin, end, *least, kept);
+    pass_run<Stores::CACHED>(dense + begin, grad ? grad + begin : nullptr, dense + begin, begin, end - begin, *least, kept);
     for (Bits lower = octave; kept.count < k && *least > 1; lower = lower == octave ? 8 * octave : *least) {
         *least = *least > lower ? *least - lower : 1;
         kept.count = 0;
-        pass_run(dense, (const T*)nullptr, begin, end, *least, kept);
+        pass_run<Stores::CACHED>(dense + begin, (const T*)nullptr, dense + begin, begin, end - begin, *least, kept);
     }
     u64 count = 0, ties = 0;
     Bits kth = *least;
@@ -366,7 +446,9 @@ static Selection<T>* threshold(T* dense, const T* grad, u64 n, double least, int
     typedef typename BitsOf<T>::type Bits;
     try {
         auto selection = std::make_unique<Selection<T>>();
-        collect<T, Bits>(dense, grad, n, threshold_bits<T>(least), threads, *selection);
+        const u64 at = (u64)(uintptr_t)grad;
+        const Pieces<T> grads{&at, &n, (u64)(grad != nullptr)};
+        collect<T, Bits>(dense, grads, dense, n, threshold_bits<T>(least), 0, threads, *selection);
         *count = selection->count;
         return selection.release();
     } catch (const std::bad_alloc&) {

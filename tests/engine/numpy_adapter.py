@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Condition, current_thread
@@ -123,6 +123,18 @@ class NumpyTensors(Tensors[np.ndarray]):
 
     def write(self, gradient: np.ndarray, reduced: np.ndarray, scale: float = 1.0) -> None:
         gradient[...] = (reduced if scale == 1.0 else reduced * scale).reshape(gradient.shape)
+
+    def can_wait(self, gradient: np.ndarray, view: np.ndarray) -> bool:
+        alike = gradient.dtype == view.dtype and gradient.flags.c_contiguous
+        return alike and gradient.ctypes.data != view.ctypes.data
+
+    def addresses(self, waiting: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[int]:
+        return [gradient.ctypes.data for gradient, _ in waiting]
+
+    def copy_in_many(self, waiting: Iterable[tuple[np.ndarray, np.ndarray]]) -> bool:
+        for gradient, view in waiting:
+            view[:] = gradient.reshape(-1)
+        return False
 
 
 class EmulatedTensors(NumpyTensors):

@@ -1,0 +1,61 @@
+"""A vector in several pieces of the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.ops.types import Floats
+
+
+class Pieces:
+    """Arrays, one behind the other in a vector. They are given by their addresses, which a framework knows without
+    making arrays of its tensors.
+
+    Args:
+        addresses: of each array, which is contiguous.
+        sizes: their numbers of elements.
+        dtype: of all, float32 or float64.
+        kept: keeps the arrays' memory alive.
+
+    Attributes:
+        table: uint64 ``[2, arrays]``, the addresses, and where each array ends in the vector.
+        size: elements of the vector.
+    """
+
+    __slots__ = ("dtype", "kept", "size", "table")
+
+    def __init__(
+        self, addresses: Sequence[int], sizes: Sequence[int], dtype: np.dtype[Any], kept: object = None
+    ) -> None:
+        self.table = np.array((addresses, np.cumsum(sizes)), np.uint64)
+        self.size: int = int(self.table[1, -1])
+        self.dtype, self.kept = dtype, kept
+
+    def part(self, begin: int, end: int) -> Pieces:
+        """The elements [begin, end) of the vector."""
+        if end - begin == self.size:
+            return self
+        if begin == end:
+            return Pieces([0], [0], self.dtype)
+        addresses, ends = self.table.astype(np.int64)
+        first, last = (int(np.searchsorted(ends, at, "right")) for at in (begin, end - 1))
+        begins = np.append(0, ends)[first : last + 1]
+        skipped = np.maximum(begin - begins, 0)
+        sizes = np.minimum(ends[first : last + 1], end) - begins - skipped
+        where = addresses[first : last + 1] + skipped * self.dtype.itemsize
+        return Pieces(where.tolist(), sizes.tolist(), self.dtype, self.kept)
+
+    def joined(self) -> Floats:
+        """A copy in one array."""
+        vector: Floats = np.empty(self.size, self.dtype)
+        address, begin = vector.__array_interface__["data"][0], 0
+        copies = []
+        for source, end in self.table.T.tolist():
+            copies.append((address + begin * self.dtype.itemsize, source, end - begin))
+            begin = end
+        arrays.copy_finite_many(copies, self.dtype)
+        return vector
