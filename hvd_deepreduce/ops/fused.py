@@ -28,6 +28,8 @@ _bound = kernel("fused_bound", "U", "UUP")
 _encode = kernel("fused_encode", "I", "PPPPUUUPuuuuuiip")
 _decode = kernel("fused_decode", "I", "PUUpUpPdU*i")
 _NOT_FINITE = -7
+_MOST_BYTES = 1 << 30
+"""Of data that is decoded on a GPU: its elements are fewer than 2^32 then."""
 _JOB_WORDS = 16
 """Of a job of kernels/fused/fused.cu."""
 _TILE = 8 * THREADS
@@ -111,7 +113,7 @@ def _(
 ) -> int | None:
     xp, rows, size = array_module(data), tensors.tolist(), _rounded(data.size)
     parts = tuple((begin, end) for begin, end, _ in rows)
-    if not data.size or any(begin == end for begin, end in parts):
+    if not data.size or size >= _MOST_BYTES or any(begin == end for begin, end in parts):
         return None
     what = id(xp), ranks, size, parts, settings.tobytes(), rank, out.size
     program = _decodes.get(what)
@@ -175,14 +177,13 @@ def _recorded(
         for first in range(0, ranks, arrays.SUM_PARTS):
             now, last = min(ranks - first, arrays.SUM_PARTS), first + arrays.SUM_PARTS >= ranks
             starts = program.empty(now * (tiles + 1), u32)
-            of_parts = jobs, u32(first * len(parts) + number), u32(len(parts)), indices, values
-            of_starts = now * grid(program, int(elements * share) + 1)
             launch(
-                program, file, "fused_sum_starts", of_starts, end - begin, u32(now), *of_parts, tiles, starts, state
-            )
+                program, file, "fused_sum_starts", now * grid(program, int(elements * share) + 1), u32(now), jobs,
+                u32(first * len(parts) + number), u32(len(parts)), indices, tiles, starts, state,
+            )  # fmt: skip
             launch(
                 program, file, "fused_sum", tiles, out[begin:end], end - begin, scale if last else np.float32(1),
-                first > 0, u32(now), *of_parts, starts, state,
+                first > 0, u32(now), indices, values, starts, state,
             )  # fmt: skip
     program.end(state)
     return program

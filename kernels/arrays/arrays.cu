@@ -42,6 +42,18 @@ FLOAT_KERNEL(subtract, (T* dense, const u32* indices, u64 count, const T* values
 
 // ---- Sum: out = scale * (the sum of up to eight parts, in their order).
 
+// part[p]. All places are known when this is compiled, so that the parts stay in registers and constants: an array that
+// is read at a place that is not known goes to each thread's own memory, which takes longer than the sum.
+template <class T>
+__device__ __forceinline__ Part<T> chosen(const Part<T>* part, u32 p) {
+    Part<T> one = part[0];
+#pragma unroll
+    for (u32 q = 1; q < 8; ++q)
+        if (q == p) one = part[q];
+    return one;
+}
+
+// The arguments of eight parts.
 #define PARTS(T)                                                                                                      \
     const u32 *i0, const T *v0, u64 c0, const u32 *i1, const T *v1, u64 c1, const u32 *i2, const T *v2, u64 c2,       \
         const u32 *i3, const T *v3, u64 c3, const u32 *i4, const T *v4, u64 c4, const u32 *i5, const T *v5, u64 c5,   \
@@ -50,20 +62,20 @@ FLOAT_KERNEL(subtract, (T* dense, const u32* indices, u64 count, const T* values
     {{i0, v0, c0}, {i1, v1, c1}, {i2, v2, c2}, {i3, v3, c3}, {i4, v4, c4}, {i5, v5, c5}, {i6, v6, c6}, {i7, v7, c7}}
 
 KERNEL sum_starts_f32(u64 n, u32 parts, PARTS(float), u64 tiles, u32* starts) {
-    const Part<float> part[8] = PART_LIST;
-    sum_starts(n, parts, part, tiles, starts);
+    const Part<float> part[8] = PART_LIST, of = chosen(part, blockIdx.x % parts);
+    if (of.indices) sum_starts(parts, blockIdx.x % parts, of.indices, of.count, 0, tiles, starts);
 }
 KERNEL sum_starts_f64(u64 n, u32 parts, PARTS(double), u64 tiles, u32* starts) {
-    const Part<double> part[8] = PART_LIST;
-    sum_starts(n, parts, part, tiles, starts);
+    const Part<double> part[8] = PART_LIST, of = chosen(part, blockIdx.x % parts);
+    if (of.indices) sum_starts(parts, blockIdx.x % parts, of.indices, of.count, 0, tiles, starts);
 }
 KERNEL sum_f32(float* out, u64 n, float scale, u32 more, u32 parts, PARTS(float), const u32* starts) {
     const Part<float> part[8] = PART_LIST;
-    sum(out, n, scale, more, parts, part, starts);
+    sum<true>(out, n, scale, more, parts, part, starts, [] { return false; });
 }
 KERNEL sum_f64(double* out, u64 n, double scale, u32 more, u32 parts, PARTS(double), const u32* starts) {
     const Part<double> part[8] = PART_LIST;
-    sum(out, n, scale, more, parts, part, starts);
+    sum<true>(out, n, scale, more, parts, part, starts, [] { return false; });
 }
 
 // float64 rounded to float32; a value beyond float32's range becomes the largest float32 of its sign.

@@ -14,44 +14,33 @@ struct Part {
 
 const u32 SUM_TILE = 2048;  // elements of the output that a block sums, as in ops/arrays.py
 
-// part[p]. All places are known when this is compiled, so that the parts stay in registers and constants: an array that
-// is read at a place that is not known goes to each thread's own memory, which takes longer than the sum.
-template <class T>
-__device__ __forceinline__ Part<T> chosen(const Part<T>* part, u32 p) {
-    Part<T> one = part[0];
-#pragma unroll
-    for (u32 q = 1; q < 8; ++q)
-        if (q == p) one = part[q];
-    return one;
-}
-
-// starts[p][t], for each part with indices: its first index that is not below tile t, of the tiles 0 .. tiles. One pass
-// over the indices takes the place of a search by each block. Block b is of part b % parts.
-template <class T>
-__device__ __forceinline__ void sum_starts(u64 n, u32 parts, const Part<T>* part, u64 tiles, u32* starts) {
-    const u32 p = blockIdx.x % parts, number = blockIdx.x / parts;
-    const Part<T> of = chosen(part, p);
-    if (!of.indices) return;
+// starts[p][t], for each part with indices: its first index that is not below tile t, of the tiles 0 .. tiles, as a
+// place of a list in which this part begins at `before`. One pass over the indices takes the place of a search by each
+// block. Block b is of part p = b % parts.
+__device__ __forceinline__ void sum_starts(u32 parts, u32 p, const u32* indices, u64 count, u64 before, u64 tiles,
+                                           u32* starts) {
+    const u32 number = blockIdx.x / parts;
     const u64 stride = (u64)(gridDim.x / parts) * THREADS;
     u32* of_part = starts + p * (tiles + 1);
-    for (u64 i = (u64)number * THREADS + threadIdx.x; i <= of.count; i += stride) {
-        const u64 first = i ? (u64)of.indices[i - 1] / SUM_TILE + 1 : 0;
-        const u64 last = i < of.count ? of.indices[i] / SUM_TILE : tiles;
-        for (u64 t = first; t <= last; ++t) of_part[t] = (u32)i;
+    for (u64 i = (u64)number * THREADS + threadIdx.x; i <= count; i += stride) {
+        const u64 first = i ? (u64)indices[i - 1] / SUM_TILE + 1 : 0;
+        const u64 last = i < count ? indices[i] / SUM_TILE : tiles;
+        for (u64 t = first; t <= last; ++t) of_part[t] = (u32)(before + i);
     }
 }
 
 // A block sums one tile of the output in shared memory and writes it once. `more`: the sum begins with what `out`
 // holds, else with zeros. starts: of sum_starts. Each thread loads an element of every part before the first sum, so
-// that these wait for the memory together.
-template <class T>
+// that these wait for the memory together. DENSE: whether parts may be dense. stopped(): whether nothing is to be done;
+// it is asked for while the starts are loaded.
+template <bool DENSE, class T, class S>
 __device__ __forceinline__ void sum(T* out, u64 n, T scale, u32 more, u32 parts, const Part<T>* part,
-                                    const u32* starts) {
+                                    const u32* starts, S stopped) {
     const u32 size = Vector<T>::SIZE;
     __shared__ Vector<T> vectors[SUM_TILE / size];
     T* const sums = vectors[0].x;
     const u64 begin = (u64)blockIdx.x * SUM_TILE, left = n - begin < SUM_TILE ? n - begin : SUM_TILE;
-    const u64 row = (n + SUM_TILE - 1) / SUM_TILE + 1;
+    const u32 row = (u32)((n + SUM_TILE - 1) / SUM_TILE) + 1, base = (u32)begin;  // indices are 32 bits
     const bool whole = left == SUM_TILE && aligned16(out);
     Vector<T>* const to = (Vector<T>*)(out + begin);
     u32 from[8], end[8], place[8];
@@ -59,11 +48,12 @@ __device__ __forceinline__ void sum(T* out, u64 n, T scale, u32 more, u32 parts,
 #pragma unroll
     for (u32 q = 0; q < 8; ++q) {
         from[q] = end[q] = 0;
-        if (q < parts && part[q].indices) {
-            from[q] = starts[q * row + blockIdx.x] + threadIdx.x;
-            end[q] = starts[q * row + blockIdx.x + 1];
+        if (q < parts && (!DENSE || part[q].indices)) {
+            const u32* of_tile = starts + blockIdx.x + (u64)q * row;
+            from[q] = of_tile[0] + threadIdx.x, end[q] = of_tile[1];
         }
     }
+    if (stopped()) return;
 #pragma unroll
     for (u32 q = 0; q < 8; ++q)
         if (from[q] < end[q]) {
@@ -79,12 +69,12 @@ __device__ __forceinline__ void sum(T* out, u64 n, T scale, u32 more, u32 parts,
     for (u32 q = 0; q < 8; ++q) {
         if (q >= parts) break;
         __syncthreads();
-        if (!part[q].indices) {
+        if (DENSE && !part[q].indices) {
             for (u32 i = threadIdx.x; i < left; i += THREADS) sums[i] += part[q].values[begin + i];
         } else if (from[q] < end[q]) {
-            sums[place[q] - begin] += value[q];
+            sums[place[q] - base] += value[q];
             for (u32 i = from[q] + THREADS; i < end[q]; i += THREADS)
-                sums[part[q].indices[i] - begin] += part[q].values[i];
+                sums[part[q].indices[i] - base] += part[q].values[i];
         }
     }
     __syncthreads();
@@ -99,5 +89,3 @@ __device__ __forceinline__ void sum(T* out, u64 n, T scale, u32 more, u32 parts,
         for (u32 i = threadIdx.x; i < left; i += THREADS) out[begin + i] = scale != (T)1 ? sums[i] * scale : sums[i];
     }
 }
-
-// The arguments of eight parts.

@@ -187,26 +187,20 @@ KERNEL fused_values(const u8* data, const u64* jobs, u64 each, u32 bits, u64 buc
                       (u32*)(scratch + job.found + 2), &state->error);
 }
 
-// What up to eight ranks have sent of one tensor: the containers from number `first` on, each `stride` behind the other.
-#define PARTS_OF_JOBS                                                                             \
-    Part<float> part[8];                                                                          \
-    _Pragma("unroll") for (u32 q = 0; q < 8; ++q) {                                               \
-        part[q] = Part<float>{nullptr, nullptr, 0};                                               \
-        if (q >= parts) continue;                                                                 \
-        const Job& job = ((const Job*)jobs)[first + q * stride];                                  \
-        part[q] = Part<float>{indices + job.first, values + job.first, job.count};                \
-    }
-
-KERNEL fused_sum_starts(u64 n, u32 parts, const u64* jobs, u32 first, u32 stride, const u32* indices,
-                        const float* values, u64 tiles, u32* starts, const State* state) {
+// Of up to eight ranks, the containers of one tensor: those from number `first` on, each `stride` behind the other.
+// starts: places of `indices` and `values`, so that fused_sum need not look at the jobs.
+KERNEL fused_sum_starts(u32 parts, const u64* jobs, u32 first, u32 stride, const u32* indices, u64 tiles, u32* starts,
+                        const State* state) {
     if (state->bad || state->error) return;
-    PARTS_OF_JOBS
-    sum_starts(n, parts, part, tiles, starts);
+    const u32 p = blockIdx.x % parts;
+    const Job& job = ((const Job*)jobs)[first + p * stride];
+    sum_starts(parts, p, indices + job.first, job.count, job.first, tiles, starts);
 }
 
-KERNEL fused_sum(float* out, u64 n, float scale, u32 more, u32 parts, const u64* jobs, u32 first, u32 stride,
-                 const u32* indices, const float* values, const u32* starts, const State* state) {
-    if (state->bad || state->error) return;
-    PARTS_OF_JOBS
-    sum(out, n, scale, more, parts, part, starts);
+KERNEL fused_sum(float* out, u64 n, float scale, u32 more, u32 parts, const u32* indices, const float* values,
+                 const u32* starts, const State* state) {
+    Part<float> part[8];
+#pragma unroll
+    for (u32 q = 0; q < 8; ++q) part[q] = Part<float>{indices, values, 0};
+    sum<false>(out, n, scale, more, parts, part, starts, [=] { return (state->bad | (u32)state->error) != 0; });
 }
