@@ -153,7 +153,8 @@ def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Unu
         elif config["local"] is not None:
             reason = "local is given, and updates are float32"
         if reason:
-            yield from _of_codec("exchange", exchange, "round_sum", ("exchange", "hierarchical", "local"), reason, False)
+            because = ("exchange", "hierarchical", "local")
+            yield from _of_codec("exchange", exchange, "round_sum", because, reason)
     if isinstance(exchange, DenseStreamExchange):
         reason = ""
         if config["error_feedback"] is False:

@@ -1,4 +1,4 @@
-"""Floats without loss, a chunk of 4096 values at a time: exponents in two codes of equal lengths, and the rest as it is."""
+"""Floats without loss, in chunks of 4096 values: exponents in two codes of equal lengths, and the rest as it is."""
 
 import struct
 

@@ -18,10 +18,10 @@ from hvd_deepreduce.ops import arrays, deferred, lossless, sections
 class Lossless(ValueCodec):
     """The exponents of float32 values in about 3 bits each, their signs and fractions as they are; nothing is lost.
 
-    The exponents of gradients are few, and the rest is noise. Of the fraction, no low bits are sent that are zero in all
-    values of a chunk: so gradients that a framework holds in bfloat16 or float16 take no more than these. Of the bytes of
-    the framework's dtype, gradients of a small GPT and a ResNet take 0.69 to 0.70 as bfloat16, 0.88 as float16 and 0.85
-    as float32. A vector that does not compress, and float64, takes one byte more than ``raw``.
+    The exponents of gradients are few, and the rest is noise. Of the fraction, no low bits are sent that are zero in
+    all values of a chunk: so gradients that a framework holds in bfloat16 or float16 take no more than these. Of the
+    bytes of the framework's dtype, gradients of a small GPT and a ResNet take 0.69 to 0.70 as bfloat16, 0.88 as float16
+    and 0.85 as float32. A vector that does not compress, and float64, takes one byte more than ``raw``.
 
     Section: ``| 0 | the values as they are |`` or ``| 1 | chunks |``, as kernels/lossless/lossless.cpp draws them.
     """
