@@ -22,7 +22,6 @@
 #include <type_traits>
 
 #include "bits/bits_cpu.h"
-#include "entropy/histogram.h"
 #include "lossless/lossless.h"
 
 #ifdef DR_X86
@@ -256,19 +255,18 @@ static void scatter(const u8* escapes, const u8* codes, u32 count, u32 bits, u8*
 
 // The MOST_RANKED most frequent exponents of the sample, and how often they occur in it.
 static void rank(const u8* exponents, u32 count, u8* symbols, u32* ranked) {
-    u8 sample[CHUNK];
-    u64 counts[256];
-    u32 sampled = 0;
-    for (u32 i = 0; i < count; i += SAMPLE_EACH, sampled += SAMPLE) std::memcpy(sample + sampled, exponents + i, SAMPLE);
-    sampled = sample_of(count);
-    histogram(sample, sampled, counts);
+    u16 counts[4][256] = {};  // four tables, so that equal exponents in a row do not wait for each other's count
+    for (u32 begin = 0; begin < count; begin += SAMPLE_EACH)
+        for (u32 i = 0; i < std::min(SAMPLE, count - begin); ++i) ++counts[i % 4][exponents[begin + i]];
     u32 keys[256 + MOST_RANKED], found = 0;  // | occurrences << 8 | 255 - exponent |: the largest has the first rank
+    u16* const sums = counts[0];
+    for (u32 s = 0; s < 256; ++s) sums[s] = (u16)(counts[0][s] + counts[1][s] + counts[2][s] + counts[3][s]);
     for (u32 s = 0; s < 256; ++s) {
-        keys[found] = (u32)counts[s] << 8 | (255 - s);
-        found += counts[s] > 0;
+        keys[found] = (u32)sums[s] << 8 | (255 - s);
+        found += sums[s] > 0;
     }
     for (u32 s = 0; found < MOST_RANKED; ++s)
-        if (!counts[s]) keys[found++] = 255 - s;
+        if (!sums[s]) keys[found++] = 255 - s;
     std::partial_sort(keys, keys + MOST_RANKED, keys + found, [](u32 a, u32 b) { return a > b; });
     for (u32 i = 0; i < MOST_RANKED; ++i) {
         symbols[i] = (u8)(255 - (keys[i] & 255));
