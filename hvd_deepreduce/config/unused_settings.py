@@ -153,8 +153,8 @@ def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Unu
         elif config["local"] is not None:
             reason = "local is given, and updates are float32"
         if reason:
-            because = ("exchange", "hierarchical", "local")
-            yield from _of_codec("exchange", exchange, "round_sum", because, reason)
+            causes = ("exchange", "hierarchical", "local")
+            yield from _of_codec("exchange", exchange, "round_sum", causes, reason)
     if isinstance(exchange, DenseStreamExchange):
         reason = ""
         if config["error_feedback"] is False:
