@@ -11,10 +11,11 @@
 //     second code:  of the escapes only: rank - (2^a - 1) if that is 0 .. 2^b - 2, else 2^b - 1
 //     others:       the exponents that neither code has, a byte each
 //
-//     section:  | 1 | bytes of each chunk u16 | chunk 0 | chunk 1 | ...              a chunk: 4096 values, the last: the rest
-//     chunk:    | m u8 | a + 4 b u8 | symbols u8 [2^a - 1 + 2^b - 1] | fields, m bits each | first codes | second codes |
-//               | others |                                                each of them to a whole byte; symbols: by rank
+//     section:  | 1 | bytes of each chunk u16 | chunk 0 | chunk 1 | ...        a chunk: 4096 values, the last: the rest
+//     chunk:    | m u8 | a + 4 b u8 | symbols u8 [2^a - 1 + 2^b - 1] | fields, m bits each | first codes |
+//               | second codes | others |                  each of them to a whole byte; symbols: by rank
 //     field:    | the m - 1 upper bits of the fraction | sign |           lowest bit first
+//     fields:   | the m % 8 lowest bits of each | the next 8 bits of each | the next 8 bits of each | ...
 //
 // Exponents that occur equally often are ranked by their number, and so are those that do not occur, after all others.
 // a and b are those of the fewest bytes, and m is the least that holds all values.
@@ -120,7 +121,7 @@ DR_CLONES static void read_fields(const u8* __restrict in, const u8* __restrict 
     }
     u8 fields[CHUNK + ROOM] = {};
     if (low) {
-        with_constant<1, 7>(low, [&](auto number) __attribute__((always_inline)) { unpack<number>(in, count, fields); });
+        with_constant<1, 7>(low, [&](auto w) __attribute__((always_inline)) { unpack<w>(in, count, fields); });
         in += field_bytes(count, low);
     }
     with_constant<0, 2>(bits / 8, [&](auto planes) __attribute__((always_inline)) {
@@ -194,7 +195,8 @@ DR_AVX2 static u32 gather_avx2(const u8* in, const u8* codes, u32 count, u8 esca
     u32 i = 0, at = *place;
     for (; i + 16 <= count; i += 16) {
         const u32 mask = (u32)_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_loadu_si128((const __m128i*)(codes + i)), wanted));
-        const __m128i low = _mm_loadl_epi64((const __m128i*)(in + i)), high = _mm_loadl_epi64((const __m128i*)(in + i + 8));
+        const __m128i low = _mm_loadl_epi64((const __m128i*)(in + i));
+        const __m128i high = _mm_loadl_epi64((const __m128i*)(in + i + 8));
         const __m128i to_low = _mm_loadl_epi64((const __m128i*)(MOVES.gather + (mask & 255)));
         const __m128i to_high = _mm_loadl_epi64((const __m128i*)(MOVES.gather + (mask >> 8)));
         _mm_storel_epi64((__m128i*)(escapes + at), _mm_shuffle_epi8(low, to_low));
@@ -358,8 +360,8 @@ DR_API u64 dr_lossless_encode(const u32* values, u64 count, u8* out) {
     return (u64)(at - out);
 }
 
-// Of a section whose form is 1. Returns 0; ERR_TRUNCATED if the section or a chunk is too short; ERR_SIZES if a chunk or
-// the section is too long; ERR_VALUE if no chunk begins so, or bits after a field are not zeros; ERR_NOT_FINITE.
+// Of a section whose form is 1. Returns 0; ERR_TRUNCATED if the section or a chunk is too short; ERR_SIZES if a chunk
+// or the section is too long; ERR_VALUE if no chunk begins so, or bits after a field are not zeros; ERR_NOT_FINITE.
 DR_API i64 dr_lossless_decode(const u8* section, u64 bytes, u64 count, u32* values) {
     const u8 *sizes = section + 1, *end = section + bytes;
     if (bytes < 1 + 2 * chunks_of(count)) return ERR_TRUNCATED;

@@ -94,7 +94,8 @@ KERNEL lossless_encode(const float* values, u64 count, u64* status, u8* out, u64
             if (second_code[exponent] == of_second) others[other++] = exponent;
         }
         __syncthreads();
-        if (plan.second) pack_groups(plan.escapes, plan.second, to, [&](u32 i) { return (u32)second_code[escapes[i]]; });
+        if (plan.second)
+            pack_groups(plan.escapes, plan.second, to, [&](u32 i) { return (u32)second_code[escapes[i]]; });
     }
 }
 
@@ -133,7 +134,8 @@ KERNEL lossless_decode(const u8* section, u64 bytes, u64 count, u64* status, flo
         const u32 of_first = coded_symbols(plan.first), of_second = coded_symbols(plan.second), low = plan.bits % 8;
         const u8 *symbols = in + HEAD, *fields = symbols + plan.symbols(), *planes = fields + field_bytes(n, low);
         const u8 *codes = fields + field_bytes(n, plan.bits), *seconds = codes + field_bytes(n, plan.first);
-        const auto code_of = [=](u32 i) { return load_field(codes, field_bytes(n, plan.first), i * plan.first, plan.first); };
+        const u64 first_bytes = field_bytes(n, plan.first);
+        const auto code_of = [=](u32 i) { return load_field(codes, first_bytes, i * plan.first, plan.first); };
         u32 own = 0;
         for (u32 i = EACH * t; i < EACH * (t + 1) && i < n; ++i) own += code_of(i) == of_first;
         u32 place = block_scan(own, &plan.escapes);
@@ -165,7 +167,8 @@ KERNEL lossless_decode(const u8* section, u64 bytes, u64 count, u64* status, flo
         for (u32 i = EACH * t; i < EACH * (t + 1) && i < n; ++i) {
             const u32 code = code_of(i), exponent = code == of_first ? escapes[place++] : symbols[code];
             u32 field = load_field(fields, field_bytes(n, low), i * low, low);
-            for (u32 plane = 0; plane < plan.bits / 8; ++plane) field |= (u32)planes[plane * n + i] << (8 * plane + low);
+            for (u32 plane = 0; plane < plan.bits / 8; ++plane)
+                field |= (u32)planes[plane * n + i] << (8 * plane + low);
             values[(u64)chunk * CHUNK + i] = __uint_as_float(pattern_of(field, exponent, plan.bits));
         }
     }

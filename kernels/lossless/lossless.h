@@ -41,8 +41,8 @@ DR_HD u32 sample_of(u32 count) {
 
 // The plan that takes the fewest bits if all exponents are like those of the sample; of equal ones the first in the
 // order of (first, second). Its escapes and others are not known yet.
-// ranked: how often the MOST_RANKED most frequent exponents occur in the sample, falling. used: the union of all values'
-// bits.
+// ranked: how often the MOST_RANKED most frequent exponents occur in the sample, falling.
+// used: the union of all values' bits.
 DR_HD Plan plan_of(u32 count, const u32* ranked, u32 used) {
     const u32 sample = sample_of(count);
     u32 unused = 0;  // low bits of the fraction that no value has
