@@ -213,7 +213,8 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_memory(self) -> Config:
-        selects_once = self.exchange in (AllGather(), ReduceScatter())
+        cuts_sums = getattr(self.exchange, "density", None) is not None
+        selects_once = isinstance(self.exchange, AllGather | ReduceScatter) and not cuts_sums
         if self.memory.leaves_whole and not (selects_once and self.hierarchical is False):
             what = f"hierarchical is {self.hierarchical!r}"
             if not selects_once:

@@ -146,6 +146,15 @@ def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Unu
         if drawn or sparsifier.sends_all:
             reason = f"sparsifier {sparsifier.name!r} sends no indices, so that none can be chosen from the sum's"
             yield from _of_codec("exchange", exchange, "density", ("exchange", "sparsifier", "index", "joint"), reason)
+    if isinstance(exchange, ReduceScatter):
+        reason = ""
+        if config["hierarchical"] is not False:
+            reason = "hierarchical is given, and the sums of nodes are float32"
+        elif config["local"] is not None:
+            reason = "local is given, and updates are float32"
+        if reason:
+            causes = ("exchange", "hierarchical", "local")
+            yield from _of_codec("exchange", exchange, "round_sum", causes, reason)
     if isinstance(exchange, DenseStreamExchange):
         reason = ""
         if config["error_feedback"] is False:

@@ -59,6 +59,7 @@ class Bucket:
         ready: the names of those whose gradients are there.
         read: how many results have been read.
         dtype: float32 or float64.
+        half: as ``Parameter.half``, if all members have the same.
         device: of the stream on which it is encoded and decoded.
         side_stream: as ``Tensors.side_stream``, for its device.
         step: for its containers' keys: the largest of the members' steps.
@@ -93,6 +94,8 @@ class Bucket:
         self.members = [member.parameter for member in members]
         self.sizes = [member.numel for member in members]
         self.dtype = members[0].parameter.accumulated_in
+        halves = {member.parameter.half for member in members}
+        self.half = halves.pop() if len(halves) == 1 else None
         self.device, self.dense = members[0].device, members[0].dense
         self.side_stream: Callable[[], Callable[[], AbstractContextManager[Any]]] = lambda: nullcontext
         ends = np.cumsum(self.sizes).tolist()

@@ -50,6 +50,12 @@ class Parameter:
         """dtype of its residual and of its flat gradients: float64 for float64, float32 for everything else."""
         return _FLOAT64 if self.dtype.endswith("float64") else _FLOAT32
 
+    @property
+    def half(self) -> str | None:
+        """``"bfloat16"`` or ``"float16"`` if this is the dtype of its gradients; else None."""
+        found: str | None = next((name for name in ("bfloat16", "float16") if self.dtype.endswith(name)), None)
+        return found
+
 
 def owner(name: str, parameters: Mapping[str, Parameter]) -> Parameter | None:
     """The parameter whose residual or velocity has this name; None: there is none."""

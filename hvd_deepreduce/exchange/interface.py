@@ -34,6 +34,7 @@ class Bucket(Protocol):
         pieces: the gradients, where they are not in ``gradient``: only with ``Exchange.in_one_pass``.
         slices: what of it has a container of its own.
         parts: (begin, end) of each parameter.
+        half: ``"bfloat16"`` or ``"float16"`` if all gradients in it have this dtype in the framework; else None.
         finite: whether all elements are known to be finite.
         filling: seconds that copying gradients into it took.
         queue: of the exchanges over MPI. Buckets that are in flight together and have no order need different ones.
@@ -46,6 +47,7 @@ class Bucket(Protocol):
     pieces: Pieces | None
     slices: Sequence[Slice]
     parts: list[tuple[int, int]]
+    half: str | None
     finite: bool
     filling: float
     side_stream: Callable[[], Callable[[], AbstractContextManager[Any]]]

@@ -4,7 +4,8 @@
    owners receive about as many elements (``balance.py``).
 2. *Alltoall*: a rank selects from the whole vector, and sends each owner the container of its slice.
 3. An owner decodes its slice's containers, adds them up in rank order, and encodes the sum with the same codecs; with
-   ``density``, its elements of largest magnitude only, as many as any other owner.
+   ``density``, its elements of largest magnitude only, as many as any other owner. With ``round_sum``, a sum of
+   bfloat16 or float16 gradients is rounded to that dtype first.
 4. *Allgather*: all ranks get the slices' containers, and decode the same bytes.
 
 What the second encoding loses is added to the owner's residual, where it is one more part of what this rank has not
@@ -38,7 +39,7 @@ from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds
 from hvd_deepreduce.exchange.failures import FailureDeferring, error_in, told
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.exchange.short_slices import ShortSlices
-from hvd_deepreduce.ops import arrays, deferred, sections
+from hvd_deepreduce.ops import arrays, deferred, groups, half, sections
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire.decoding import decode_part, decode_parts
@@ -51,6 +52,8 @@ Part = tuple[U32 | None, Floats]
 NOTHING: U8 = np.empty(0, np.uint8)
 MAX_BYTES = 2**31 - 1
 """Of one collective, in which libraries count with 32 bits."""
+LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}
+"""The largest number of each dtype of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class SlicedSum(FailureDeferring):
         finite: as in ``Pipeline.encode``.
         failures: what this rank has failed of so far, which all ranks are told.
         names: of all of these ranks, in errors; empty: 0, 1, ...
+        half: the dtype to which ``round_sum`` rounds, ``"bfloat16"`` or ``"float16"``; None: the sum is not rounded.
     """
 
     pipeline: Pipeline
@@ -96,6 +100,7 @@ class SlicedSum(FailureDeferring):
     finite: bool = False
     failures: list[Exception] = field(default_factory=list)
     names: Sequence[int] = ()
+    half: str | None = None
     _bounds: list[int] = field(default_factory=list)
     _short: ShortSlices | None = None
 
@@ -323,7 +328,24 @@ class SlicedSum(FailureDeferring):
             return pipeline.encode_uncompressed(total, key, 2), None
         kept = self.keeps is not None and not pipeline.config.memory.leaves_whole
         loss = arrays.zeros(numel, dtype, total) if kept else None
-        return pipeline.encode(total, loss, key, 2, sparsifier=self._second_sparsifier(numel)), loss
+        exact, total = total, self._rounded(total)
+        packed = pipeline.encode(total, loss, key, 2, sparsifier=self._second_sparsifier(numel))
+        if loss is not None and total is not exact:
+            arrays.subtract_sent(exact, None, total)
+            arrays.add(loss, exact, pipeline.threads)
+        return packed, loss
+
+    def _rounded(self, total: Floats) -> Floats:
+        """The sum of a slice, rounded under ``round_sum``. A sum beyond the range of the dtype stays as it is: its mean
+        may be within, and if not, a loss scaler must see an infinity."""
+        exchange = self.pipeline.config.exchange
+        assert isinstance(exchange, ReduceScatter)
+        if not exchange.round_sum or self.half is None or not deferred.finite(total, self.pipeline.threads):
+            return total
+        largest = arrays.to_host(groups.norms(total, total.size, False))[0]
+        if largest > LARGEST[self.half]:
+            return total
+        return half.decode(half.encode(total, self.half == "bfloat16"), total.size)
 
     def _second_sparsifier(self, numel: int) -> Sparsifier | None:
         """What selects from the sum of a slice; None: the config's, which sends all or repeats its choice."""

@@ -145,12 +145,16 @@ class ReduceScatter(ExchangeSettings):
             as of any other. The slices are chosen so that all ranks receive about as many elements, whatever the ranks
             keep. None: every element of the sum that is not 0 is sent, and the slices are equally long; under the
             memory ``scaled_momentum`` they are balanced, too.
+        round_sum: round the sum to bfloat16, or float16, before it is sent, in buckets whose gradients all have that
+            dtype, so that a codec that loses nothing sends 16 bits of it. With a residual, the rounding errors stay in
+            it. Dense allreduces round to that dtype in each addition.
     """
 
     name = "reduce_scatter"
     id = 5
     implementation = None
     density: float | None = Field(None, gt=0, le=1)
+    round_sum: bool = Field(False, strict=True)
 
 
 @exchanges.register

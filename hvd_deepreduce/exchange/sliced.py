@@ -158,6 +158,7 @@ class ReduceScatterExchange(_Driven):
                 velocity=velocity,
                 parts=bucket.parts if rank.config.selection == "tensor" else None,
                 finite=bucket.finite,
+                half=bucket.half,
             )  # fmt: skip
             return RunningProgram(work, rank.collectives, bucket.name, rank, bucket.gradient)
 

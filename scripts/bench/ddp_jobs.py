@@ -44,9 +44,9 @@ def _power_sgd(rank: int) -> Hook:
     return make
 
 
-def _ours(**settings: Any) -> Hook:
+def _ours(preset: str = PRESET, **settings: Any) -> Hook:
     return lambda group, start: (
-        ddp.DeepReduceState(PRESET, group, start_iter=start, **settings), ddp.deepreduce_hook
+        ddp.DeepReduceState(preset, group, start_iter=start, **settings), ddp.deepreduce_hook
     )  # fmt: skip
 
 
@@ -92,6 +92,10 @@ CONTENDERS = {
     "reduce_scatter_density": Contender(
         "as `reduce_scatter`, whose sum has `density: 0.01`",
         _ours(scope="bucket", exchange={"name": "reduce_scatter", "density": DENSITY}),
+    ),
+    "lossless": Contender(
+        "`deepreduce_hook`, preset `lossless`: dense gradients, of which nothing is lost",
+        _ours("lossless", mode="always"),
     ),
     "densestream": Contender(
         "top 1%, DenseStream's allreduce over mpi4py, coded blocks, 8-bit QSGD, in a hook of this script",

@@ -405,6 +405,29 @@ def wrappers_and_other_dtypes():
 
 
 @case
+def lossless_sums_are_dense_ones_in_rank_order():
+    """Bit for bit. Those of 16 bits are rounded to these, as a sum and as a mean."""
+    ranks = dist.get_world_size()
+    exchange = {"name": "reduce_scatter", "round_sum": True}
+    config = {"sparsifier": "none", "value": "lossless", "error_feedback": False, "exchange": exchange}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        # The gradients of float16 are too small for it without a factor.
+        job, factor = DDPJob(config, dtype=dtype), 256.0 if dtype == torch.float16 else 1.0
+        for step in range(3):
+            job.reduced(step, factor)
+            for _, _, before, future in job.seen:
+                of_all = [torch.empty_like(before) for _ in range(ranks)]
+                dist.all_gather(of_all, before)
+                dense = torch.zeros(before.numel())
+                for one in of_all:
+                    dense += one.float()
+                mean = (dense.to(dtype).float() * (1 / ranks)).to(dtype)
+                assert future.value().view(torch.uint8).equal(mean.view(torch.uint8)), dtype
+            job.apply()
+        job.check_same()
+
+
+@case
 def mixed_precision_with_a_scaler():
     """A scaled loss that overflows on one rank makes all ranks skip the step and lower the scale."""
     job, scales = DDPJob(LOSSY), []

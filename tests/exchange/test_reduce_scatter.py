@@ -490,3 +490,95 @@ def test_residuals_stay_bounded(given):
         summed(config, gradients, residuals)
         norms.append(np.linalg.norm(np.sum(residuals, 0)) / np.linalg.norm(np.sum(gradients, 0)))
     assert max(norms[-80:]) <= 1.3 * max(norms[80:160]) + 0.6, norms[::20]
+
+
+def as_half(values, dtype):
+    """Rounded to nearest, ties to even; as float32."""
+    if dtype == "float16":
+        return values.astype(np.float16).astype(np.float32)
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+DENSE = {"sparsifier": "none", "value": "lossless", "scope": "model"}
+
+
+def in_rank_order(gradients):
+    total = np.zeros_like(gradients[0])
+    for gradient in gradients:
+        total += gradient
+    return total
+
+
+@pytest.mark.parametrize("ranks", first([4, 2, 3, 7]))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_lossless_is_the_dense_sum_in_rank_order_bit_for_bit(ranks, dtype):
+    numel = 20_011
+    gradients = [cases.heavy(numel, seed) * np.float32(0.01) for seed in range(ranks)]
+    for gradient in gradients:
+        gradient[:3000] = 0
+        gradient[3000:3010] = [1e-45, -1e-45, 1e-39, -0.0, 1.0, -1.0, 2.0**-24, 3e-8, 5.0, -7.0]
+    if dtype in ("bfloat16", "float16"):
+        gradients = [as_half(gradient, dtype) for gradient in gradients]
+    if dtype == "float64":
+        gradients = [gradient.astype(np.float64) / 3 for gradient in gradients]
+    dense = in_rank_order(gradients)
+    config = Config.load(DENSE, exchange="reduce_scatter", error_feedback=False)
+    total, network = summed(config, gradients, [None] * ranks)
+    assert total.tobytes() == dense.tobytes()
+    if dtype == "float64":
+        return
+    ring = 2 * (ranks - 1) * dense.nbytes
+    assert network.sent.sum() < 0.9 * ring
+    if dtype != "float32":
+        config = Config.load("lossless", mode="always")
+        works = [
+            SlicedSum(Pipeline(config), ranks, RngKey(3, 1, 7, rank), gradient, half=dtype)
+            for rank, gradient in enumerate(gradients)
+        ]
+        network = CollectiveNetwork(ranks)
+        for result in network.run([one.steps() for one in works]):
+            total = np.empty_like(dense)
+            result.write(total, 1.0)
+            assert total.tobytes() == as_half(dense, dtype).tobytes()
+        assert network.sent.sum() < 0.47 * ring
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("float16", 65504.0), ("bfloat16", 3.3895313892515355e38)])
+def test_a_sum_beyond_16_bits_is_not_rounded(dtype, largest):
+    """Slice 0 is, and slice 1 is not, whose sum is too large. With NaN or infinity, ranks send all as it is."""
+    config = Config.load("lossless", mode="always")
+    for large in (0.75 * largest, np.inf, np.nan):
+        gradients = [np.float32([1.0, 2.0**-12, 1.0, large]), np.float32([2.0**-12, 1.0, 2.0**-12, large])]
+        with np.errstate(over="ignore"):
+            dense = in_rank_order(gradients)
+        network = CollectiveNetwork(2)
+        works = [
+            SlicedSum(Pipeline(config), 2, RngKey(3, 1, 7, rank), gradient, half=dtype)
+            for rank, gradient in enumerate(gradients)
+        ]
+        for result in network.run([one.steps() for one in works]):
+            total = np.empty(4, np.float32)
+            result.write(total, 1.0)
+            np.testing.assert_array_equal(total, [1, 1, *dense[2:]] if np.isfinite(large) else dense)
+
+
+@pytest.mark.parametrize("value", ["lossless", "raw", "qsgd"])
+def test_rounding_errors_of_the_sum_stay_in_the_owners_residuals(value):
+    ranks, numel = 3, 407
+    exchange = {"name": "reduce_scatter", "round_sum": True}
+    config = Config.load(sparsifier={"name": "topk", "density": 0.3}, value=value, scope="model", exchange=exchange)
+    gradients = [as_half(cases.heavy(numel, seed), "bfloat16") for seed in range(ranks)]
+    residuals = [np.zeros(numel, np.float32) for _ in gradients]
+    network, totals = CollectiveNetwork(ranks), []
+    works = [
+        SlicedSum(Pipeline(config), ranks, RngKey(3, 1, 7, rank), gradient, residual, residual, half="bfloat16")
+        for rank, (gradient, residual) in enumerate(zip(gradients, residuals, strict=True))
+    ]
+    for result in network.run([one.steps() for one in works]):
+        totals.append(np.empty(numel, np.float32))
+        result.write(totals[-1], 1.0)
+    came = np.sum(np.float64(gradients), axis=0)
+    np.testing.assert_allclose(totals[0] + np.sum(np.float64(residuals), axis=0), came, atol=1e-5)
+    if value != "qsgd":
+        np.testing.assert_array_equal(totals[0], as_half(totals[0], "bfloat16"))

@@ -27,7 +27,7 @@ SETTINGS = [
     {}, {"density": 0.01}, {"value": "raw", "index": "rans"}, {"value": "raw", "index": "rans", "density": 0.01},
     *({"exchange": {"name": "reduce_scatter", "density": 0.1}, "density": density} for density in (0.01, 0.2)),
     {"exchange": {"name": "reduce_scatter", "density": 0.2}, "memory": "dgc"}, {"sparsifier": "none"},
-    {"sparsifier": "randomk"},
+    {"sparsifier": "randomk"}, {"exchange": {"name": "reduce_scatter", "round_sum": True}, "value": "lossless"},
 ]  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def programs(config, gradients, residuals, velocities, step=0):
     return [
         SlicedSum(
             pipeline, RANKS, KEY._replace(rank=rank, step=step), gradients[rank], residuals[rank], residuals[rank],
-            velocities[rank] if config.has_velocity else None,
+            velocities[rank] if config.has_velocity else None, half="bfloat16",
         )
         for rank in range(RANKS)
     ]  # fmt: skip

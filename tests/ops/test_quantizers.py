@@ -8,6 +8,7 @@ from hvd_deepreduce.ops import (
     groups,
     half,
     lloyd,
+    lossless,
     natural,
     qsgd,
     quantile,
@@ -48,6 +49,22 @@ def test_natural(gpu, name):
     if x.size:
         exponents[0] = 255
         assert both(gpu, natural.decode, signs, exponents) is None
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_lossless(gpu, name):
+    for unused in (0, 13, 16):
+        x = (VALUES[name].view(np.uint32) >> unused << unused).view(np.float32)
+        section = both(gpu, lossless.encode, x)
+        same(both(gpu, lossless.decode, section, x.size), x)
+
+
+def test_lossless_in_chunks_and_broken(gpu):
+    x = np.concatenate([cases.heavy(4096), np.zeros(3000, np.float32), cases.heavy(1800)])
+    section = both(gpu, lossless.encode, x)
+    same(both(gpu, lossless.decode, section, x.size), x)
+    for wrong in broken(section):
+        both(gpu, lossless.decode, wrong, x.size)
 
 
 @pytest.mark.parametrize("name", sorted(set(VALUES) - {"empty"}))
