@@ -19,11 +19,10 @@ __device__ __forceinline__ u32 word_pair(u64 word, u64 w, u32 kept) {
 // The number of the 32-bit word where no checksum is kept.
 #define NO_CHECKSUM 0xFFFFFFFFu
 
-// The word number w of a header of 64 bytes and of pieces, each at its place, zeros between them.
+// The word number w of a header, which is given, and of pieces, each at its place, zeros between them.
 template <u32 PIECES>
-__device__ __forceinline__ u64 joined_word(const u64* header, const Piece* piece, u64 w) {
+__device__ __forceinline__ u64 joined_word(u64 word, const Piece* piece, u64 w) {
     const u64 at = 8 * w;
-    u64 word = w < 8 ? header[w] : 0;
 #pragma unroll
     for (u32 p = 0; p < PIECES; ++p) {
         if (at + 8 <= piece[p].at || at >= piece[p].at + piece[p].size) continue;
@@ -33,7 +32,7 @@ __device__ __forceinline__ u64 joined_word(const u64* header, const Piece* piece
     return word;
 }
 
-// out: the header and up to four pieces, as joined_word; `words` words of 8 bytes. A thread makes a word. The checksum
+// out: the header's 64 bytes and up to four pieces, as joined_word; `words` words of 8 bytes. A thread makes a word. The checksum
 // plus `salt` goes to the 32-bit word `kept` of `out`, which is 0 before the launch.
 KERNEL join(u64 h0, u64 h1, u64 h2, u64 h3, u64 h4, u64 h5, u64 h6, u64 h7, const u8* p0, u64 at0, u64 n0, const u8* p1,
             u64 at1, u64 n1, const u8* p2, u64 at2, u64 n2, const u8* p3, u64 at3, u64 n3, u64 words, u32 kept,
@@ -42,7 +41,7 @@ KERNEL join(u64 h0, u64 h1, u64 h2, u64 h3, u64 h4, u64 h5, u64 h6, u64 h7, cons
     const Piece piece[4] = {{p0, at0, n0}, {p1, at1, n1}, {p2, at2, n2}, {p3, at3, n3}};
     u32 sum = 0;
     for (u64 w = grid_thread(); w < words; w += grid_threads()) {
-        const u64 word = joined_word<4>(header, piece, w);
+        const u64 word = joined_word<4>(w < 8 ? header[w] : 0, piece, w);
         if (kept != NO_CHECKSUM) sum += word_pair(word, w, kept);
         if (kept / 2 == w && kept != NO_CHECKSUM) ((u32*)(out + w))[1 - kept % 2] = (u32)(kept % 2 ? word : word >> 32);
         else out[w] = word;
@@ -51,6 +50,31 @@ KERNEL join(u64 h0, u64 h1, u64 h2, u64 h3, u64 h4, u64 h5, u64 h6, u64 h7, cons
     sum = block_sum(sum);
     if (threadIdx.x == 0) atomicAdd((u32*)out + kept, sum + (blockIdx.x == 0 ? salt : 0));
 }
+
+// A header of up to 32 bytes, which is written from its begin on. All places are known when this is compiled, so that it
+// stays in registers.
+struct ShortHeader {
+    u64 words[4];
+    u32 bytes;
+
+    // The lowest `count` bytes of a number, whose others are 0.
+    __device__ __forceinline__ void put(u64 number, u32 count) {
+#pragma unroll
+        for (u32 w = 0; w < 4; ++w) {
+            const i32 shift = 8 * (i32)bytes - 64 * (i32)w;
+            if (shift >= 0 && shift < 64) words[w] |= number << shift;
+            else if (shift < 0 && shift > -64) words[w] |= number >> -shift;
+        }
+        bytes += count;
+    }
+    __device__ __forceinline__ u64 word(u64 number) const {
+        u64 found = 0;
+#pragma unroll
+        for (u32 w = 0; w < 4; ++w)
+            if (w == number) found = words[w];
+        return found;
+    }
+};
 
 // A container of version 2 whose index section has as many bits as *bits says:
 //
@@ -61,18 +85,17 @@ KERNEL join(u64 h0, u64 h1, u64 h2, u64 h3, u64 h4, u64 h5, u64 h6, u64 h7, cons
 KERNEL measured_container(u64 start, u32 start_bytes, u64 varint, u32 varint_bytes, const u8* indices, const u64* bits,
                           const u8* values, u64 value_bytes, u32 salt, u32* scratch, u64* out) {
     const u64 index_bytes = (*bits + 7) / 8;
-    u64 header[8] = {};
-    u8* to = (u8*)header + 4;
-    for (u32 i = 0; i < start_bytes; ++i) *to++ = (u8)(start >> 8 * i);
+    ShortHeader header = {{0, 0, 0, 0}, 4};
+    header.put(start, start_bytes);
     u64 left = index_bytes;
-    for (; left > 127; left >>= 7) *to++ = (u8)(left & 127 | 128);
-    *to++ = (u8)left;
-    for (u32 i = 0; i < varint_bytes; ++i) *to++ = (u8)(varint >> 8 * i);
-    const u64 begin = (u64)(to - (u8*)header);
+    for (; left > 127; left >>= 7) header.put(left & 127 | 128, 1);
+    header.put(left, 1);
+    header.put(varint, varint_bytes);
+    const u64 begin = header.bytes;
     const Piece piece[2] = {{indices, begin, index_bytes}, {values, begin + index_bytes, value_bytes}};
     u32 sum = 0;
     for (u64 w = grid_thread(); 8 * w < begin + index_bytes + value_bytes; w += grid_threads()) {
-        const u64 word = joined_word<2>(header, piece, w);
+        const u64 word = joined_word<2>(header.word(w), piece, w);
         sum += word_pair(word, w, 0);
         if (w) out[w] = word;
         else ((u32*)out)[1] = (u32)(word >> 32);
