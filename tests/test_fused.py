@@ -191,8 +191,17 @@ def test_a_container_of_another_step_is_refused():
         Config.load("topk_rice_qsgd", memory="dgc"),
     ],
 )
-def test_other_configs_have_no_native_calls(other):
-    assert Pipeline(other).fused is None
+def test_other_configs_are_encoded_the_composed_way_and_summed_alike(other):
+    native, composed = Pipeline(other), Pipeline(other)
+    assert native.fused is None or not native.fused.encodes
+    composed.fused = None
+    key = KEY._replace(rank=0)
+    data, sums = message(composed, cases.random(1000), None, [1000], key), []
+    for pipeline in (native, composed):
+        out = np.full(1000, 7, np.float32)
+        bundle.sum_into(out, np.concatenate([data, data]), 2, slices(pipeline, [1000], key), 0.5)
+        sums.append(out.tobytes())
+    assert sums[0] == sums[1]
 
 
 def test_the_recommended_preset_has_them_and_other_dtypes_go_the_composed_way():
