@@ -25,6 +25,7 @@ from hvd_deepreduce.engine.step_check import Outcome, Place
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.statements import MismatchError
+from hvd_deepreduce.wire.standalone import ContainerError
 
 _log = logging.getLogger("hvd_deepreduce")
 T = TypeVar("T")
@@ -395,7 +396,8 @@ class LocalExchanges(LocalState[G]):
                     self._error = self._error or error
                     self.stay()
                     return
-            fragment.forget()
+            for one in self.fragments if isinstance(error, ContainerError) else [fragment]:  # the former: on all ranks
+                one.forget()
             self.awaited = "next"
             self.leave(error)
             raise

@@ -2,11 +2,12 @@
 
     python scripts/bench/bench_sites.py
     python scripts/bench/bench_sites.py --milliseconds 30 --megabits 1000
-    python scripts/bench/bench_sites.py --hosts 4 --millions 25
+    python scripts/bench/bench_sites.py --hosts 4 --millions 25 --seconds 1.5
 
 Each host is a network namespace of this machine with one rank; this program carries their packets, each half of the
-round trip later, at the rate of the hosts' links. A step computes for 0.3 s: a small model's pass, and a pause, as a
-GPU would leave the processor alone. With --write, a section of docs/two_sites.md.
+round trip later, at the rate of the hosts' links. A step computes for 0.3 s: a model's pass, and a pause, as a GPU
+would leave the processor alone; many hosts on few cores need longer pauses. With --write, a section of
+docs/two_sites.md.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
 
@@ -43,7 +44,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_deepreduce.torch import LocalSGD, SignMomentum, ddp
 
 MTU = 9000
-COMPUTE = 0.3
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -105,11 +105,19 @@ def network(names: list[str], delay: float, rate: float) -> Iterator[None]:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
+class Size(NamedTuple):
+    """Of a model, in millions of parameters, and of its step."""
+
+    millions: float
+    seconds: float
+
+
 class Job:
     """A contender: its own model, trained on the same data."""
 
-    def __init__(self, kind: str, config: str | dict[str, Any], millions: float, **options: Any) -> None:
+    def __init__(self, kind: str, config: str | dict[str, Any], size: Size, **options: Any) -> None:
         torch.manual_seed(0)
+        self.seconds, millions = size.seconds, size.millions
         wide = round(2048 * (millions / 9.5) ** 0.5)
         layers = nn.Sequential(
             nn.Linear(256, 2 * wide), nn.ReLU(), nn.Linear(2 * wide, wide), nn.ReLU(), nn.Linear(wide, 16)
@@ -133,7 +141,7 @@ class Job:
             self.model.register_comm_hook(self.state, ddp.deepreduce_hook)
 
     def step(self) -> None:
-        end = time.monotonic() + COMPUTE
+        end = time.monotonic() + self.seconds
         x = torch.randn(8, 256)
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(x), x[:, :16].argmax(1))
@@ -142,17 +150,17 @@ class Job:
         self.optimizer.step()
 
 
-def updates(every: int, **options: int) -> Callable[[float], Job]:
-    return lambda millions: Job("local", "adamw_small", millions, every=every, **options)
+def updates(every: int, **options: int) -> Callable[[Size], Job]:
+    return lambda size: Job("local", "adamw_small", size, every=every, **options)
 
 
-CONTENDERS: dict[str, tuple[str, Callable[[float], Job], int]] = {
-    "alone": ("nothing: a host alone", lambda millions: Job("alone", "", millions), 20),
-    "dense": ("dense gradients in each step (DDP)", lambda millions: Job("dense", "", millions), 2),
+CONTENDERS: dict[str, tuple[str, Callable[[Size], Job], int]] = {
+    "alone": ("nothing: a host alone", lambda size: Job("alone", "", size), 20),
+    "dense": ("dense gradients in each step (DDP)", lambda size: Job("dense", "", size), 2),
     "gradients": (
-        "`recommended`: gradients in each step", lambda millions: Job("gradients", "recommended", millions), 20,
+        "`recommended`: gradients in each step", lambda size: Job("gradients", "recommended", size), 20,
     ),
-    "signs": ("`sign_momentum`: momentum in each step", lambda millions: Job("signs", "sign_momentum", millions), 20),
+    "signs": ("`sign_momentum`: momentum in each step", lambda size: Job("signs", "sign_momentum", size), 20),
     "4": ("`adamw_small`: updates every 4 steps", updates(4), 32),
     "15": ("`adamw_small`: updates every 15 steps", updates(15), 30),
     "30": ("the same, every 30 steps", updates(30), 30),
@@ -168,31 +176,38 @@ BEFORE = 7
 """Steps before the rounds, so that none ends just as an exchange has begun, which would take no time then."""
 
 
-def train(contenders: list[str], rounds: int, warm: int, millions: float) -> None:
-    """A rank. Rank 0 prints JSON: seconds of a step in each round, the share of dense's bytes, and the model's size."""
+def train(contenders: list[str], rounds: int, warm: int, size: Size) -> None:
+    """A rank. Each contender is timed beside the job that exchanges nothing, and then freed. Rank 0 prints JSON: by
+    contender, seconds of a step in each round, and the share of dense's bytes; and the model's number of parameters."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    jobs = {name: CONTENDERS[name][1](millions) for name in contenders}
+    alone = CONTENDERS["alone"][1](size)
+    times: dict[str, list[float]] = {"alone": []}
+    shares = {"alone": 0.0}
 
     def slowest(seconds: np.ndarray) -> np.ndarray:
         tensor = torch.from_numpy(seconds)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor.numpy()
 
-    def steps(name: str) -> None:
-        for _ in range(CONTENDERS[name][2]):
-            jobs[name].step()
-
-    for job in jobs.values():
-        for _ in range(BEFORE):
+    def steps(job: Job, count: int) -> None:
+        for _ in range(count):
             job.step()
-    seconds = interleaved({name: partial(steps, name) for name in jobs}, rounds, slowest, warm)
+
+    for name in contenders[1:]:
+        job = CONTENDERS[name][1](size)
+        jobs = {"alone": alone, name: job}
+        counts = {"alone": 10, name: CONTENDERS[name][2]}
+        steps(job, BEFORE)
+        found = interleaved({one: partial(steps, jobs[one], counts[one]) for one in jobs}, rounds, slowest, warm)
+        for one in jobs:
+            times.setdefault(one, []).extend(seconds / counts[one] for seconds in found[one])
+        shares[name] = 1 / job.state.stats()["total"]["compression_ratio"] if job.state else 1.0
+        if isinstance(job.optimizer, LocalSGD):
+            job.optimizer.close()
+        del job, jobs
     if dist.get_rank() == 0:
-        shares = {}
-        for name, job in jobs.items():
-            shares[name] = 1 / job.state.stats()["total"]["compression_ratio"] if job.state else float(name == "dense")
-        times = {name: [one / CONTENDERS[name][2] for one in seconds[name]] for name in jobs}
-        print(json.dumps({"times": times, "shares": shares, "parameters": jobs["alone"].parameters}))
+        print(json.dumps({"times": times, "shares": shares, "parameters": alone.parameters}))
     dist.barrier()
 
 
@@ -201,6 +216,7 @@ def main(
     megabits: Annotated[float, typer.Option(min=1, help="per second, in each direction")] = 100.0,
     hosts: Annotated[int, typer.Option(min=2, max=250)] = 2,
     millions: Annotated[float, typer.Option(min=0.1, help="of parameters, about")] = 9.5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="that a step computes")] = 0.3,
     only: Annotated[list[str] | None, typer.Option(help=f"a row beside 'alone': {', '.join(CONTENDERS)}")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     warm: Annotated[int, typer.Option(min=0, help="rounds before these")] = 1,
@@ -212,7 +228,7 @@ def main(
     if unknown := set(contenders) - set(CONTENDERS):
         raise typer.BadParameter(f"there is no row {sorted(unknown)}; there are {', '.join(CONTENDERS)}")
     if rank:
-        return train(contenders, rounds, warm, millions)
+        return train(contenders, rounds, warm, Size(millions, seconds))
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "far", "MASTER_ADDR": "10.78.0.1",
         "MASTER_PORT": "29400", "WORLD_SIZE": str(hosts),
@@ -236,12 +252,12 @@ def main(
          f"{median(found['times']['alone']) / median(found['times'][name]):.1%}"]
         for name in contenders
     ]  # fmt: skip
-    many = f" --hosts {hosts} --millions {millions:g}" if hosts > 2 else ""
+    many = f" --hosts {hosts} --millions {millions:g} --seconds {seconds:g}" if hosts > 2 else ""
     body = (
         f"`python scripts/bench/bench_sites.py --milliseconds {milliseconds:g} --megabits {megabits:g}{many}`, "
         f"{date.today()}: {hosts} ranks, {milliseconds:g} ms for a round trip, {megabits:g} Mbit/s in each direction, "
-        f"a model of {found['parameters'] / 1e6:.1f} million parameters that computes for {COMPUTE} s a step. "
-        f"Medians of {rounds} interleaved rounds.\n\n"
+        f"a model of {found['parameters'] / 1e6:.1f} million parameters that computes for {seconds:g} s a step. "
+        f"Medians of {rounds} rounds, each beside the host alone.\n\n"
     ) + doc_sections.table(["exchanged", "bytes", "s/step", "speed, relative to a host alone"], rows)
     print(body)
     if write:

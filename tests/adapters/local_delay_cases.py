@@ -18,9 +18,10 @@ from torch import nn
 
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.torch import LocalSGD
+from hvd_deepreduce.wire.standalone import ContainerError
 from tests.adapters.common import LOSSY
 from tests.case_runner import case, run_cases
-from tests.damaged import decoding_fails
+from tests.damaged import damage, decoding_fails, repair
 
 BUCKETS = {**LOSSY, "scope": "bucket", "bucket_bytes": 3000}
 SMALL = {**LOSSY, "scope": "tensor", "min_elements": 100}  # and the biases as they are
@@ -182,6 +183,23 @@ def an_error_of_one_rank_is_one_of_all():
             assert torch.equal(job.run(10, 24).flat(), expected), (options, failing)
             job.check_same()
             job.optimizer.close()
+
+
+@case
+def a_corrupt_container_is_an_error_of_all():
+    """They get it at the same place: nothing is in flight afterwards, and a state can be loaded."""
+    job, expected = Job(**LONG).run(11), Job(**LONG).run(20).flat()
+    saved, pipeline = job.saved(), job.updates.engine.pipeline
+    if dist.get_rank() == 1:
+        damage(pipeline)
+    with pytest.raises(ContainerError, match="rank 1"):
+        for step in range(11, 20):
+            job.run(step, step + 1)
+    assert step == 15 and job.phases() == []
+    if dist.get_rank() == 1:
+        repair(pipeline)
+    assert torch.equal(job.load(saved).run(11, 20).flat(), expected)
+    job.check_same()
 
 
 @case
