@@ -155,17 +155,19 @@ class Engine(RankState):
         self._place, self.ranks = {} if place is None else place, self.collectives.size()
         times = self.choice.vote() if self.choice else (0, 0)
         vote = step_check.vote(self._digest, agreed, discard, times, place, self.failed, sends)
-        self.stats.add(wire=traffic.allreduce(vote.nbytes, self.ranks))
+        self.stats.add(wire=self.collectives.traffic_of_vote(vote.nbytes))
         return vote
 
-    def tally(self, total: Floats, agree: Callable[[], None], advice: str | None = None) -> step_check.Outcome:
+    def tally(
+        self, total: Floats, agree: Callable[[], None], advice: str | None = None, place: step_check.Place | None = None
+    ) -> step_check.Outcome:
         """Draws the conclusions from all ranks' words.
 
         Args:
             total: their sum.
             agree: compares the ranks with ``Engine.agree``; called if a rank is new, in place of a comparison of the
                 places: a new rank may be at another one. It can call ``compare_places``.
-            advice: as for ``compare_places``.
+            advice, place: as for ``compare_places``.
 
         Returns:
             What the ranks have found out.
@@ -188,23 +190,24 @@ class Engine(RankState):
         elif not heard.same_config:
             self._agreement.check(self._config, [], [])
         elif not heard.same_place:
-            self.compare_places(advice)
+            self.compare_places(advice, place)
         if self.choice and self.choice.tally(heard.dense, heard.compressed, self.ranks):
             _log.info(self.choice.sentence())
         if self.adaptive:
             adaptive.warn(self)
         return heard
 
-    def compare_places(self, advice: str | None = None) -> None:
-        """Compares the places of the last votes. All ranks must call it.
+    def compare_places(self, advice: str | None = None, place: step_check.Place | None = None) -> None:
+        """Compares the places of votes. All ranks must call it.
 
         Args:
             advice: for the message: what to do so that all ranks are at the same place.
+            place: that of this rank's vote; None: that of its last one.
 
         Raises:
             MismatchError: they differ; raised on all ranks, with the same message.
         """
-        self._agreement.check_places(self._place, advice)
+        self._agreement.check_places(self._place if place is None else place, advice)
 
     def begin_step(self) -> None:
         """A gradient of the next step is there; later gradients of that step do nothing. Threads may call it."""

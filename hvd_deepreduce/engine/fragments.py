@@ -7,11 +7,40 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from hvd_deepreduce.engine.reducer import Reducer
+from hvd_deepreduce.engine.step_check import Place
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.engine.ticket import Ticket
+from hvd_deepreduce.exchange.collectives import Held
 
 FRAGMENT_COUNTS = ("due", "began", "outer_steps", "ends")
 """What a state has of each fragment; ``ends`` is 0 if no exchange is in flight."""
+
+
+@dataclass
+class Proposal(Generic[G]):
+    """An exchange that a rank wants to begin, as it was when the rank said so.
+
+    Attributes:
+        clock: of the beginning.
+        ends: the clock of the end.
+        due: the fragment's next beginning, if there is an exchange.
+        place: where this rank is, to be compared.
+        present: whether this rank sends its update, and takes the anchor.
+        finite: whether its updates are.
+        updates: by number.
+        starts: as in ``Fragment``.
+        vote: in flight.
+    """
+
+    clock: int
+    ends: int
+    due: int = 0
+    place: Place = field(default_factory=dict)
+    present: bool = True
+    finite: bool = True
+    updates: dict[int, G] = field(default_factory=dict)
+    starts: dict[int, Any] = field(default_factory=dict)
+    vote: Any = None
 
 
 @dataclass
@@ -25,6 +54,8 @@ class Fragment(Generic[G]):
         ends: the clock at which the exchange in flight ends; None: none is.
         began: the clock of the last exchange.
         outer_steps: of its part of the anchor, so far.
+        proposal: whose votes have not been heard yet; None: the ranks have agreed to exchange, or none is in flight.
+        held: of the updates, what was told to the other ranks and not sent yet.
         updates: the means over the ranks, by number, once they have come.
         tickets: of the updates in flight whose means have not come, by number.
         failure: an error with which they have come.
@@ -39,12 +70,19 @@ class Fragment(Generic[G]):
     ends: int | None = None
     began: int = 0
     outer_steps: int = 0
+    proposal: Proposal[G] | None = None
+    held: Held | None = None
     updates: dict[int, G] = field(default_factory=dict)
     tickets: dict[int, Ticket[G]] = field(default_factory=dict)
     failure: Exception | None = None
     present: bool = True
     starts: dict[int, Any] = field(default_factory=dict)
     keeps: float = 0.0
+
+    def forget(self) -> None:
+        """Forgets the exchange in flight."""
+        self.ends = self.proposal = self.held = self.failure = None
+        self.updates, self.tickets, self.starts, self.keeps = {}, {}, {}, 0.0
 
 
 def divided(sizes: Sequence[int], most: int) -> list[list[int]]:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import logging
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import Floats
-from hvd_deepreduce.engine.fragments import Fragment
+from hvd_deepreduce.engine.fragments import Fragment, Proposal
 from hvd_deepreduce.engine.local_state import LocalState
 from hvd_deepreduce.engine.peers import Peers
-from hvd_deepreduce.engine.step_check import Outcome
+from hvd_deepreduce.engine.step_check import Outcome, Place
 from hvd_deepreduce.engine.tensors import G
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.statements import MismatchError
+from hvd_deepreduce.wire.standalone import ContainerError
 
 _log = logging.getLogger("hvd_deepreduce")
 T = TypeVar("T")
@@ -47,9 +50,21 @@ class LocalExchanges(LocalState[G]):
 
     The arguments are those of ``LocalState``.
 
+    With a delay, where an adapter can (``goes_ahead``), an exchange is divided into phases. A rank waits only for what
+    all ranks have started at least a step before; with a longer delay they may be further apart::
+
+        clock c                    the updates are kept, and this rank's vote of the step check is started
+        clock c + delay // 3       the votes are there: the updates are encoded, and their sizes are told to all ranks
+        clock c + 2 * delay // 3   the sizes are there: the updates are sent
+        clock c + delay            the means are there: outer step, and the parameters follow
+
+    There is at most one phase at a step, but for the last one, at which all that are left come. Collectives may be
+    matched by their order, so all ranks let their exchanges go on in one order: at each step those that end, then the
+    others in the order of their ends, and then those that begin.
+
     Attributes:
         awaited: what the other ranks wait for first: this rank's ``step check`` or ``containers``, or its ``next`` step
-            check.
+            check; ``nothing``: they are told otherwise.
         peers: through which exchanges go, among peers that come and go; None: all ranks exchange together.
     """
 
@@ -77,6 +92,14 @@ class LocalExchanges(LocalState[G]):
     def check_step(self, vote: Floats, name: str, tally: Callable[[Floats], object]) -> None:
         """Calls ``tally`` with the sum of all ranks' votes. Until ``agreed`` is set, it waits only for a limited
         time."""
+
+    def goes_ahead(self) -> bool:
+        """Whether the votes of an exchange that begins now need not be waited for: ``start_vote`` can be used."""
+        return False
+
+    def start_vote(self, vote: Floats, name: str) -> Any:
+        """Starts to add up all ranks' votes, for ``wait_votes`` of the collectives."""
+        return self.collectives.start_vote(vote, name)
 
     @abstractmethod
     def outer_step(self, fragment: Fragment[G]) -> None:
@@ -113,6 +136,12 @@ class LocalExchanges(LocalState[G]):
         """Whether any rank of this replica says so; called within ``together``."""
         return flag
 
+    def leave(self, error: Exception) -> None:  # noqa: B027  (only where a rank can tell)
+        """This rank is about to raise an error within ``together``."""
+
+    def stay(self) -> None:  # noqa: B027  (only where several ranks hold parts of a replica)
+        """An error within ``together`` will be raised later: this rank goes on."""
+
     # For ``peers``
 
     leads = sends = True
@@ -146,9 +175,12 @@ class LocalExchanges(LocalState[G]):
         self.begun = True
         self.clock += steps
         clock = self.clock
-        for fragment in self.fragments:
-            if fragment.ends is not None and clock >= fragment.ends:
+        for fragment in self._in_flight():
+            phase = 1 if fragment.proposal is not None else 2
+            if clock >= fragment.ends:
                 self.end(fragment)
+            elif clock >= fragment.ends - self.local.delay + phase * self.local.delay // 3:
+                self._advance(fragment)
         if self._times is not None:
             (fragment,) = self.fragments
             with self.together():
@@ -157,18 +189,23 @@ class LocalExchanges(LocalState[G]):
             self.exchange(fragment, "step", wanted)
             return
         for fragment in self.fragments:
-            if clock >= fragment.due:
+            if fragment.ends is None and clock >= fragment.due:
                 self.exchange(fragment, "step")
+        self._raise_if_idle()
+
+    def _in_flight(self) -> list[Any]:
+        """Fragments whose exchanges are, in the order in which all ranks let them go on."""
+        return sorted((one for one in self.fragments if one.ends is not None), key=attrgetter("ends"))
 
     def sync(self) -> None:
         """Ends all exchanges in flight, and exchanges what has been done since then."""
-        in_flight = [(one.ends, place) for place, one in enumerate(self.fragments) if one.ends is not None]
-        for _, place in sorted(in_flight):  # as ``step`` ends them
-            self.end(self.fragments[place])
+        for fragment in self._in_flight():
+            self.end(fragment)
         apart = self._times is not None or self.local.mix is not None
         for fragment in self.fragments:
             if apart or self.clock > fragment.began:
                 self.exchange(fragment, "sync", delay=0)
+        self._raise_if_idle()
 
     # Exchanges
 
@@ -184,64 +221,47 @@ class LocalExchanges(LocalState[G]):
             with self.together():
                 self.peers.exchange(fragment)
             return
+        delay = self.local.delay if delay is None else delay
+        if delay and self.goes_ahead():
+            self._propose(fragment, call, delay)
+            return
         with self.together():
-            begun = self._begin(fragment, call, present, self.local.delay if delay is None else delay)
+            begun = self._begin(fragment, call, present, delay)
         if begun and fragment.ends == self.clock:
             self.end(fragment)
 
     def _begin(self, fragment: Fragment[G], call: str, present: bool, delay: int) -> bool:
-        """As ``exchange``. Returns whether an exchange is in flight now."""
+        """As ``exchange``; waits for the votes. Returns whether an exchange is in flight now."""
         self.awaited = "step check"
+        proposal = self._proposal(fragment, call, present, delay)
+        said: list[Outcome] = []
+        try:
+            self.check_step(
+                self._vote(proposal), STEP_CHECK, lambda total: said.append(self._tally(total, proposal.place))
+            )
+        except Exception as error:
+            self.collectives.complete()
+            self._raise_own(error)
+            raise
+        self.awaited = "next"
+        if not self._decide(fragment, proposal, said[0]):
+            return False
+        self.awaited = "containers"
+        self._encode(fragment, proposal)
+        self.awaited = "next"
+        return True
+
+    def _proposal(self, fragment: Fragment[G], call: str, present: bool, delay: int) -> Proposal[G]:
+        """What this rank has for an exchange that begins now; the arguments are those of ``exchange``."""
         self.check_parameters()
         if self.collectives.elastic() and not self.in_state:
             raise RuntimeError(NOT_IN_STATE)
-        engine = self.engine
         due = self.clock + self.period(self.clock) if present else fragment.due
         if self._times is None:  # else there may be no exchange
-            engine.stats.begin_step()
+            self.engine.stats.begin_step()
         updates = {n: self.update(n) for n in fragment.numbers} if present else {}
-        broken = self.anywhere(not self.finite(updates.values()))
-        heard = self._check_step(fragment, call, due, not broken, present)
-        self.awaited = "next"
-        if not heard.sending:
-            return False
-        engine.stats.begin_step()
-        fragment.due = due
-        steps, fragment.began = self.clock - fragment.began, self.clock
-        engine.stats.add(dense=steps * self.dense_bytes(fragment))
-        if heard.discarding:
-            self._discard(fragment, present)
-            engine.stats.end_step()
-            return False
-        if present:
-            self.decay(fragment.numbers, self.local.decay)
-        else:
-            updates = {n: self.nothing(n) for n in fragment.numbers}
-        engine.feedback = present
-        self.awaited = "containers"
-        try:
-            for number in self.held(fragment.numbers):
-                fragment.tickets[number] = fragment.reducer.start(self.parameters[number], updates[number], True)
-        finally:
-            engine.feedback = True
-        self.awaited = "next"
-        fragment.present = present
-        fragment.ends = self.clock + delay
-        if delay and self.local.mix is None:
-            fragment.starts = {n: self.copy(n) for n in fragment.numbers}
-        elif delay:
-            fragment.keeps = self.local.mix or 0.0
-        return True
-
-    def _check_step(self, fragment: Fragment[G], call: str, due: int, finite: bool, present: bool) -> Outcome:
-        """Compares the ranks.
-
-        Args:
-            call, present: as for ``exchange``.
-            due: the fragment's, if there is an exchange.
-            finite: whether this rank's updates are.
-        """
-        engine = self.engine
+        finite = not self.anywhere(not self.finite(updates.values()))
+        starts = {n: self.copy(n) for n in fragment.numbers} if delay and self.local.mix is None else {}
         numbers = [place for place, one in enumerate(self.fragments) if one is fragment]
         place: dict[str, int | str] = {
             "clock": self.clock, "call": call, "fragment": numbers[0], "outer_steps": fragment.outer_steps
@@ -249,26 +269,153 @@ class LocalExchanges(LocalState[G]):
         if self._times is None:
             # Already at the exchange where the periods part: no other one is in flight that could wait for its end.
             place["next_exchange"] = " ".join(str(due if one is fragment else one.due) for one in self.fragments)
-        said: list[Outcome] = []
-        try:
-            self.check_step(
-                engine.vote(self.agreed, not finite, place, present), STEP_CHECK,
-                lambda total: said.append(engine.tally(total, self._compare_ranks, STAY_TOGETHER)),
-            )  # fmt: skip
-        except Exception:
-            self.collectives.complete()
-            raise
-        return said[0]
+        return Proposal(self.clock, self.clock + delay, due, place, present, finite, updates, starts)
 
-    def _compare_ranks(self) -> None:
+    def _vote(self, proposal: Proposal[G]) -> Floats:
+        return self.engine.vote(self.agreed, not proposal.finite, proposal.place, proposal.present)
+
+    def _tally(self, total: Floats, place: Place) -> Outcome:
+        """Compares the ranks, by the sum of their votes, of which this rank's had this place."""
+        return self.engine.tally(total, partial(self._compare_ranks, place), STAY_TOGETHER, place)
+
+    def _decide(self, fragment: Fragment[G], proposal: Proposal[G], heard: Outcome) -> bool:
+        """Does what the ranks have agreed upon. Returns whether they exchange their updates."""
+        if not heard.sending:
+            return False
+        stats = self.engine.stats
+        if self._times is not None:  # else it was counted when it was proposed
+            stats.begin_step()
+        fragment.due = proposal.due
+        steps, fragment.began = proposal.clock - fragment.began, proposal.clock
+        stats.add(dense=steps * self.dense_bytes(fragment))
+        if heard.discarding:
+            self._discard(fragment, proposal.present)
+            stats.end_step()
+        return not heard.discarding
+
+    def _encode(self, fragment: Fragment[G], proposal: Proposal[G]) -> None:
+        """Encodes the updates of a proposal, and starts to send them."""
+        engine, updates, numbers = self.engine, proposal.updates, fragment.numbers
+        if proposal.present:
+            self.decay(numbers, self.local.decay)
+        else:
+            updates = {n: self.nothing(n) for n in numbers}
+        engine.feedback = proposal.present
+        try:
+            for number in self.held(numbers):
+                fragment.tickets[number] = fragment.reducer.start(self.parameters[number], updates[number], True)
+        finally:
+            engine.feedback = True
+        fragment.present, fragment.ends = proposal.present, proposal.ends
+        fragment.starts = proposal.starts
+        fragment.keeps = (self.local.mix or 0.0) if proposal.ends > proposal.clock else 0.0
+
+    # Phases of an exchange with a delay
+
+    def _propose(self, fragment: Fragment[G], call: str, delay: int) -> None:
+        """The first phase: an exchange begins. After an error of this rank its vote says so."""
+        fragment.ends = self.clock + delay
+        proposal: Proposal[G] = Proposal(self.clock, fragment.ends)
+        with self._alone(fragment):
+            proposal = self._proposal(fragment, call, True, delay)
+        # As many are in flight as begin at this clock, on all ranks: those of ranks that part meet each other, too.
+        count = sum(one.proposal is not None for one in self.fragments)
+        proposal.vote = self.start_vote(self._vote(proposal), f"{STEP_CHECK}.{count}" if count else STEP_CHECK)
+        fragment.proposal = proposal
+
+    def _advance(self, fragment: Fragment[G]) -> bool:
+        """The next phase before the end. Returns whether there was one."""
+        proposal, held = fragment.proposal, fragment.held
+        fragment.proposal = fragment.held = None
+        if proposal is not None:
+            self._begin_late(fragment, proposal)
+        elif held is not None:
+            with self._all_alike():
+                held.launch()
+        return proposal is not None or held is not None
+
+    def _begin_late(self, fragment: Fragment[G], proposal: Proposal[G]) -> None:
+        """The second phase: as the rest of ``_begin``, once the votes have come."""
+        with self._all_alike():
+            heard = self._tally(self.collectives.wait_votes(proposal.vote), proposal.place)
+        if heard.discarding:
+            fragment.ends = None
+        held = self.collectives.hold(fragment.reducer.count())
+        with self._alone(fragment):
+            if self._decide(fragment, proposal, heard):
+                with held:
+                    self._encode(fragment, proposal)
+        if not heard.discarding:
+            held.tell(self._error)
+            fragment.held = held
+
+    _error: Exception | None = None
+    """What this rank raises when all ranks have heard of it."""
+
+    @contextmanager
+    def _all_alike(self) -> Iterator[None]:
+        """Around what fails on all ranks at the same place of their schedules, if it fails: nothing is in flight then.
+        If the others have heard of an error of this rank, it raises that one."""
+        self.awaited = "nothing"
+        try:
+            with self.together():
+                yield
+        except Exception as error:
+            self.collectives.complete()
+            for fragment in self.fragments:
+                fragment.forget()
+            self._raise_own(error)
+            raise
+        finally:
+            self.awaited = "next"
+
+    def _raise_own(self, heard: Exception | None = None) -> None:
+        """Raises the error of this rank that the others have heard of."""
+        own, self._error = self._error, None
+        if own is not None:
+            raise own from heard
+
+    def _raise_if_idle(self) -> None:
+        """Nothing is in flight that the others wait for: they can hear of this rank's error in its next vote."""
+        if self._error is not None and not self._in_flight():
+            self.leave(self._error)
+            self._raise_own()
+
+    @contextmanager
+    def _alone(self, fragment: Fragment[G]) -> Iterator[None]:
+        """Around what may fail on this rank alone. Where collectives are matched by their order, and the others still
+        wait for some of this rank, it goes on in its schedule, and raises the error when all ranks hear of it."""
+        self.awaited = "nothing"
+        try:
+            with self.together():
+                yield
+        except Exception as error:
+            if self.collectives.ordered and self._in_flight():
+                self.engine.note_failure(error)
+                if self.anywhere(self.engine.failed):
+                    self._error = self._error or error
+                    self.stay()
+                    return
+            for one in self.fragments if isinstance(error, ContainerError) else [fragment]:  # the former: on all ranks
+                one.forget()
+            self.awaited = "next"
+            self.leave(error)
+            raise
+        finally:
+            self.awaited = "next"
+
+    def _compare_ranks(self, here: Place) -> None:
         """The handshake, and the comparison of the places and the anchors.
+
+        Args:
+            here: this rank's place.
 
         Raises:
             MismatchError: they differ; on all ranks.
         """
         collectives = self.collectives
         self.engine.agree([(p.name, p.shape, p.dtype) for p in self.parameters])
-        self.engine.compare_places(STAY_TOGETHER)
+        self.engine.compare_places(STAY_TOGETHER, here)
         sums = [zlib.crc32(np.ascontiguousarray(self.values(anchor)).data) for anchor in self.anchors]
         own = np.array([zlib.crc32(self.about_outer().encode()), *sums], np.int64)
         told = collectives.allgather(own.view(np.uint8), "anchors")
@@ -296,16 +443,28 @@ class LocalExchanges(LocalState[G]):
 
     def end(self, fragment: Fragment[G]) -> None:
         """Waits for an exchange, takes the outer step, and lets the local parameters follow."""
+        while self._advance(fragment):
+            pass
+        if fragment.ends is None:  # its updates were discarded
+            return
         fragment.ends = None
-        with self.together():
-            self._receive(fragment)
+        if self.local.delay and self.goes_ahead():
+            with self._alone(fragment):
+                self._receive(fragment)
+                self._apply(fragment)
+        else:
+            with self.together():
+                self._receive(fragment)
+            self._apply(fragment)
+        self.engine.stats.end_step()
+
+    def _apply(self, fragment: Fragment[G]) -> None:
         with self.engine.receiving():  # all ranks do the same
             self.outer_step(fragment)
             fragment.outer_steps += 1
             fragment.updates = {}
             if fragment.present:
                 self.follow_anchor(fragment)
-        self.engine.stats.end_step()
 
     def _receive(self, fragment: Fragment[G]) -> None:
         """Waits for the means."""
@@ -322,13 +481,17 @@ class LocalExchanges(LocalState[G]):
             raise
 
     def settle(self) -> None:
-        for fragment in self.fragments:
+        for fragment in self._in_flight():
+            while self._advance(fragment):
+                pass
             if fragment.ends is not None:
                 try:
                     self._receive(fragment)
                 except Exception as error:  # ``end`` raises it, on all ranks
                     fragment.failure = error
                     raise
+        if self._error is not None:
+            raise self._error
 
     def follow_anchor(self, fragment: Fragment[G]) -> None:
         """Lets the fragment's parameters follow, as ``follow``."""
@@ -343,7 +506,7 @@ class LocalExchanges(LocalState[G]):
         """A rank has an update that is not finite: all go back to the anchor."""
         _log.warning(
             "a rank has NaN or infinity in its parameters after local step %d: all ranks continue from their last "
-            "exchange", self.clock,
+            "exchange", fragment.began,
         )  # fmt: skip
         if present:
             self.follow_anchor(fragment)

@@ -139,7 +139,7 @@ class LocalState(ABC, Generic[G]):
 
     @abstractmethod
     def settle(self) -> None:
-        """Waits for the means of exchanges in flight, which end when they are due."""
+        """Lets exchanges in flight go on until their means are there, which are applied when they are due."""
 
     def device(self, number: int) -> Device:
         """Where the parameter is; None: on the host."""
@@ -242,8 +242,7 @@ class LocalState(ABC, Generic[G]):
         """Forgets exchanges in flight. The ranks are compared again at the next one."""
         self.agreed = False
         for fragment in self.fragments:
-            fragment.tickets, fragment.updates, fragment.failure = {}, {}, None
-            fragment.ends, fragment.starts, fragment.keeps = None, {}, 0.0
+            fragment.forget()
 
     def local_state(self) -> dict[str, Any]:
         """Everything but the residuals."""

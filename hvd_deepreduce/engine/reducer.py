@@ -84,6 +84,11 @@ class Reducer(Generic[G]):
         # started under this lock, so that no thread overtakes another between the order and the start.
         self._lock = Lock()
 
+    def count(self) -> int:
+        """How many buckets the next step has, where ``expected`` says what comes."""
+        with self._lock:
+            return len(self._lay_out(None).buckets)
+
     def start(self, parameter: Parameter, gradient: G, as_view: bool = False) -> Ticket[G]:
         """Takes a parameter's gradient of this step.
 

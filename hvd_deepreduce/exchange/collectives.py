@@ -19,6 +19,28 @@ class NoSubsetsError(RuntimeError):
     """A job's ranks cannot be divided for two levels."""
 
 
+class Held:
+    """Around the start of several collectives, so that none of them makes a rank wait: ``tell`` and ``launch`` follow.
+    Where a library's collectives never wait as they start, there is nothing to hold back.
+    """
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *raised: object) -> None:
+        return
+
+    def tell(self, error: Exception | None = None) -> None:
+        """Tells all ranks how many bytes follow, or the error that this rank has in their place; waits for none."""
+
+    def launch(self) -> None:
+        """Waits for what all ranks have told, and starts the collectives.
+
+        Raises:
+            RuntimeError: ranks have told an error; on all ranks.
+        """
+
+
 class Counts(Protocol):
     """Counts what is on the wire."""
 
@@ -93,6 +115,10 @@ class Collectives(ABC):
             uint8 ``[sum of n]``: all ranks' bytes in rank order, on the host or a GPU.
         """
 
+    def hold(self, most: int) -> Held:
+        """Within it, at most ``most`` collectives are started, on all ranks the same; those wait for its ``launch``."""
+        return Held()
+
     def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> Any:
         """Starts an alltoall and returns at once; for ``exchange: reduce_scatter``.
 
@@ -134,6 +160,10 @@ class Collectives(ABC):
         gathered = arrays.to_host(self.wait_allgather(started)).view(dtype)
         total: Floats = gathered.reshape(self.size(), -1).sum(0)
         return total
+
+    def traffic_of_vote(self, size: int) -> Traffic:
+        """What a step check of so many bytes costs."""
+        return traffic.allreduce(size, self.size())
 
     def node(self) -> str:
         """The name of the node that this rank is on; for ``hierarchical``."""

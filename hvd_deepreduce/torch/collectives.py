@@ -73,9 +73,23 @@ class TorchCollectives(HorovodCollectives):
         self._held.clear()
         self._failure = None
         self._vote, self._tally = vote, tally
+        name = f"{self.prefix}.step_check.{name}"
+        self._end_forgotten(name, self.process_set)
         self._step_check = hvd.allreduce_async_(
-            torch.from_numpy(vote), name=f"{self.prefix}.step_check.{name}", op=hvd.Sum, process_set=self.process_set
+            torch.from_numpy(vote), name=name, op=hvd.Sum, process_set=self.process_set
         )
+
+    def start_vote(self, vote: Floats, name: str) -> tuple[int, Floats]:
+        """Starts a step check of this name's kind for which nothing is held back: ``wait_votes`` comes before what
+        depends on it is started."""
+        name = f"{self.prefix}.step_check.{name}"
+        return self._launch(hvd.allreduce_async_, name, self.process_set, torch.from_numpy(vote), op=hvd.Sum), vote
+
+    def wait_votes(self, spoken: tuple[int, Floats]) -> Floats:
+        """The sum of all ranks' votes."""
+        self._flying.discard(spoken[0])
+        _synchronize(spoken[0])
+        return spoken[1]
 
     def await_all(self, dense_name: str | None) -> None:
         """Waits for the first step check.
@@ -222,17 +236,20 @@ class TorchCollectives(HorovodCollectives):
     def _launch(
         self, operation: Callable[..., int], name: str, process_set: Any, tensor: torch.Tensor, **settings: Any
     ) -> int:
+        self._end_forgotten(name, process_set)
+        handle = operation(tensor, name=name, process_set=process_set, **settings)
+        self._last[name, process_set.process_set_id] = handle
+        self._flying.add(handle)
+        return handle
+
+    def _end_forgotten(self, name: str, process_set: Any) -> None:
         """Horovod takes a name again when it is in flight nowhere. That of a step that was forgotten, because a state
         was loaded, may still be: every rank has started it by the next step check."""
-        key = name, process_set.process_set_id
-        forgotten = self._last.get(key)
+        forgotten = self._last.get((name, process_set.process_set_id))
         if forgotten in self._flying:
             self._flying.discard(forgotten)
             with suppress(Exception):
                 hvd.synchronize(forgotten)
-        handle = self._last[key] = operation(tensor, name=name, process_set=process_set, **settings)
-        self._flying.add(handle)
-        return handle
 
     def _subset(self, process_set: Any) -> HorovodCollectives:
         return TorchCollectives(self._tensors, process_set, self._whole)

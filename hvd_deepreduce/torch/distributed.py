@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from hvd_deepreduce.codecs.interfaces import U8, Floats
 from hvd_deepreduce.engine import Collectives
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.exchange.collectives import Held
+from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.torch.rendezvous import named
 from hvd_deepreduce.torch.tensors import TorchTensors, keep_for_stream
 
@@ -22,15 +25,32 @@ MAX_CHARACTERS = 1000
 """Of an error that all ranks get."""
 _HEADER = 16
 """Bytes that a rank tells another one before an exchange."""
+_TEXT = 30
+"""Words of 8 bytes for an error that is told at once, beside its length."""
 
 
-class _Exchange(NamedTuple):
-    """One that was started: its buffers must live until ``work`` has ended. ``splits`` bytes come from each rank."""
+@dataclass
+class _Exchange:
+    """``sent`` has ``splits`` bytes for each rank, or all of it is for each of them (``splits`` is None). Its buffers
+    must live until ``work`` has ended, which is None while it is held. ``heard`` bytes come from each rank."""
 
-    work: Any
     sent: torch.Tensor
-    received: torch.Tensor
-    splits: list[int]
+    splits: list[int] | None
+    heard: list[int] = field(default_factory=list)
+    received: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    work: Any = None
+
+    def told(self, size: int) -> list[int]:
+        """How many bytes are for each of so many ranks."""
+        return [self.sent.numel()] * size if self.splits is None else self.splits
+
+
+@dataclass
+class _Sum:
+    """``data`` becomes the sum when ``work`` has ended, which is None while it is held."""
+
+    data: Floats
+    work: Any = None
 
 
 class DistributedCollectives(Collectives):
@@ -49,6 +69,8 @@ class DistributedCollectives(Collectives):
         timeout: of each collective; None: PyTorch's default.
         members: of the group's ranks, those that take part; None: all.
         by_all: whether all ranks of the job make it, also those that do not take part and cannot use it.
+        far: whether ranks may be far apart: a step check's votes go straight to each rank, which takes half of a round
+            trip. The allreduce of Gloo is a ring: it takes ``size() - 1`` round trips.
 
     Raises:
         RuntimeError: ``torch.distributed`` was not initialized, or not all ranks have come.
@@ -67,13 +89,14 @@ class DistributedCollectives(Collectives):
         timeout: timedelta | None = None,
         members: Sequence[int] | None = None,
         by_all: bool = False,
+        far: bool = False,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
                 "torch.distributed was not initialized: call torch.distributed.init_process_group() first, in a job "
                 "that was started by torchrun"
             )
-        self._tensors, self._group, self._timeout = tensors, group, timeout
+        self._tensors, self._group, self._timeout, self._far = tensors, group, timeout, far
         ranks = dist.get_process_group_ranks(group)
         if members is not None:
             ranks = [ranks[member] for member in members]
@@ -85,6 +108,7 @@ class DistributedCollectives(Collectives):
         self._devices = new_group(backend="nccl") if on_devices else self._host
         self.exchanges = 0
         self.failure: RuntimeError | None = None
+        self._held: list[_Exchange | _Sum] | None = None
         if dist.get_rank() not in ranks:
             return
         self._rank, self._size = dist.get_rank(self._host), dist.get_world_size(self._host)
@@ -120,20 +144,28 @@ class DistributedCollectives(Collectives):
     # Exchanges of bytes
 
     def start_allgather(self, data: U8, name: str) -> _Exchange:
-        tensor = self._tensors.tensor(data)
-        splits = [tensor.numel()] * self._size
-        return self._exchange(tensor.repeat(self._size), splits, self._ahead(splits))
+        return self._start(_Exchange(self._tensors.tensor(data), None))
 
     def wait_allgather(self, pending: _Exchange) -> U8:
         return self.wait_alltoall(pending)[0]
 
     def start_alltoall(self, data: U8, splits: Sequence[int], name: str) -> _Exchange:
-        """Waits until all ranks have told their sizes. The name is not used: the order counts.
+        """Waits until all ranks have told their sizes, outside of ``hold``. The name is not used: the order counts.
 
         Raises:
             RuntimeError: a rank has failed (``check``), or died.
         """
-        return self._exchange(self._tensors.tensor(data), list(splits), self._ahead(splits))
+        return self._start(_Exchange(self._tensors.tensor(data), list(splits)))
+
+    def hold(self, most: int) -> Held:
+        return _Together(self, most)
+
+    def _start(self, exchange: _Exchange) -> _Exchange:
+        if self._held is not None:
+            self._held.append(exchange)
+        else:
+            self._launch(exchange, self._ahead(exchange.told(self._size)))
+        return exchange
 
     def wait_alltoall(self, pending: _Exchange) -> tuple[U8, list[int]]:
         pending.work.wait()  # on a GPU, the current stream waits
@@ -141,7 +173,7 @@ class DistributedCollectives(Collectives):
             keep_for_stream(pending.sent)
             keep_for_stream(pending.received)
         array: U8 = self._tensors.array(pending.received)
-        return array, pending.splits
+        return array, pending.heard
 
     def check(self, error: Exception | None, flag: bool = False) -> bool:
         """All ranks go on, or get the error of those that have one; so a rank with an error may call it in place of its
@@ -166,19 +198,22 @@ class DistributedCollectives(Collectives):
             self.stats.add(wire=traffic.allgather(_HEADER, _HEADER * self._size, self._size))
         failures, sizes = heard.T.tolist()
         if any(failures):
-            own = torch.frombuffer(bytearray(text * self._size), dtype=torch.uint8) if text else torch.empty(0).byte()
-            texts, _ = self.wait_alltoall(self._exchange(own, [len(text)] * self._size, failures))
-            self.failure = _failure(texts.tobytes(), failures)
+            own = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0).byte()
+            said_so = _Exchange(own, None)
+            self._launch(said_so, failures)
+            self.failure = _failure(self.wait_allgather(said_so).tobytes(), failures)
             raise self.failure from error
         return list(map(int, sizes))
 
-    def _exchange(self, sent: torch.Tensor, splits: list[int], received: list[int]) -> _Exchange:
-        group = self._devices if sent.is_cuda else self._host
-        if sent.is_cuda and group is self._host:
-            sent = sent.cpu()
-        buffer = sent.new_empty(sum(received))
-        work = dist.all_to_all_single(buffer, sent, received, splits, group=group, async_op=True)
-        return _Exchange(work, sent, buffer, received)
+    def _launch(self, one: _Exchange, heard: list[int]) -> None:
+        splits, one.heard = one.told(self._size), heard
+        if one.splits is None:
+            one.sent = one.sent.repeat(self._size)
+        group = self._devices if one.sent.is_cuda else self._host
+        if one.sent.is_cuda and group is self._host:
+            one.sent = one.sent.cpu()
+        one.received = one.sent.new_empty(sum(heard))
+        one.work = dist.all_to_all_single(one.received, one.sent, heard, splits, group=group, async_op=True)
 
     # Sums
 
@@ -200,15 +235,19 @@ class DistributedCollectives(Collectives):
         dist.all_reduce(told, dist.ReduceOp.MAX, group=self._host)
         return list(map(int, told.tolist()))
 
-    def start_sum(self, data: Floats, name: str) -> tuple[Any, Floats]:
+    def start_sum(self, data: Floats, name: str) -> _Sum:
         """As ``Collectives.start_sum``, in place; the order counts, and not the name."""
-        return self.allreduce(self._tensors.tensor(data)), data
+        one = _Sum(data)
+        if self._held is not None:
+            self._held.append(one)
+        else:
+            one.work = self.allreduce(self._tensors.tensor(data))
+        return one
 
-    def wait_sum(self, pending: tuple[Any, Floats]) -> Floats:
+    def wait_sum(self, pending: _Sum) -> Floats:
         """As ``Collectives.wait_sum``."""
-        work, total = pending
-        work.wait()
-        return total
+        pending.work.wait()
+        return pending.data
 
     # Meetings
 
@@ -216,15 +255,22 @@ class DistributedCollectives(Collectives):
         """Waits for the step check, and calls ``tally`` with the sum of all ranks' votes."""
         tally(self.wait_votes(self.start_vote(vote)))
 
-    def start_vote(self, vote: Floats) -> tuple[Any, torch.Tensor]:
-        """Starts a step check with this rank's vote, for ``wait_votes``."""
-        total = torch.from_numpy(vote)
-        return dist.all_reduce(total, group=self._host, async_op=True), total
+    def start_vote(self, vote: Floats, name: str = "") -> tuple[Any, torch.Tensor]:
+        """Starts a step check with this rank's vote, for ``wait_votes``; the order counts, and not the name."""
+        told = torch.from_numpy(vote)[None]
+        if not self._far:
+            return dist.all_reduce(told, group=self._host, async_op=True), told
+        told = told.repeat(self._size, 1)
+        heard = torch.empty_like(told)
+        return dist.all_to_all_single(heard, told, group=self._host, async_op=True), heard
+
+    def traffic_of_vote(self, size: int) -> Traffic:
+        return traffic.allgather(size, size * self._size, self._size) if self._far else super().traffic_of_vote(size)
 
     def wait_votes(self, spoken: tuple[Any, torch.Tensor]) -> Floats:
         """The sum of all ranks' votes."""
         spoken[0].wait()
-        total: Floats = spoken[1].numpy()
+        total: Floats = spoken[1].sum(0).numpy()
         return total
 
     def await_all(self, dense_name: str | None) -> None:
@@ -241,6 +287,63 @@ class DistributedCollectives(Collectives):
         if dist.is_initialized() and not self._kept:  # else they have ended with all others
             for group in groups:
                 dist.destroy_process_group(group)
+
+
+class _Together(Held):
+    """``DistributedCollectives.hold``: one message has the sizes of all exchanges, or an error.
+
+    It has a fixed size, so that a rank that fails before it has started all exchanges can say so in it, and need not be
+    there when the others hear of it.
+    """
+
+    def __init__(self, collectives: DistributedCollectives, most: int) -> None:
+        self._collectives, self._most = collectives, most
+        self._started: list[_Exchange | _Sum] = []
+        self._error: Exception | None = None
+        self._heard = torch.empty(0)
+        self._work: Any = None
+
+    def __enter__(self) -> None:
+        self._collectives._held = self._started
+
+    def __exit__(self, *raised: object) -> None:
+        self._collectives._held = None
+
+    @property
+    def _exchanges(self) -> list[_Exchange]:
+        return [one for one in self._started if isinstance(one, _Exchange)]
+
+    def tell(self, error: Exception | None = None) -> None:
+        collectives, self._error = self._collectives, error
+        size = collectives.size()
+        said = torch.zeros(size, 1 + _TEXT + self._most, dtype=torch.int64)
+        if error is not None:
+            text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace")[: 8 * _TEXT]
+            said[:, 0] = len(text)
+            said[:, 1 : 1 + _TEXT] = torch.frombuffer(bytearray(text.ljust(8 * _TEXT)), dtype=torch.int64)
+        else:
+            for place, one in enumerate(self._exchanges, 1 + _TEXT):
+                said[:, place] = torch.tensor(one.told(size))
+        self._heard = torch.empty_like(said)
+        self._work = dist.all_to_all_single(self._heard, said, group=collectives._host, async_op=True)
+        collectives.exchanges += 1
+        if collectives.stats is not None:
+            collectives.stats.add(wire=traffic.allgather(said[0].nbytes, said.nbytes, size))
+
+    def launch(self) -> None:
+        self._work.wait()
+        collectives, failures = self._collectives, self._heard[:, 0].tolist()
+        if any(failures):
+            rows = self._heard[:, 1 : 1 + _TEXT].contiguous().numpy()
+            texts = b"".join(row.tobytes()[:size] for row, size in zip(rows, failures, strict=True))
+            collectives.failure = _failure(texts, failures)
+            raise collectives.failure from self._error
+        sizes = iter(self._heard[:, 1 + _TEXT :].T.tolist())
+        for one in self._started:
+            if isinstance(one, _Exchange):
+                collectives._launch(one, next(sizes))
+            else:
+                one.work = collectives.allreduce(collectives._tensors.tensor(one.data))
 
 
 def _failure(texts: bytes, sizes: Sequence[int]) -> RuntimeError:

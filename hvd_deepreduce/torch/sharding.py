@@ -202,6 +202,10 @@ class Mates:
         if self._failure is not None:
             raise RuntimeError(f"an exchange has failed: {self._failure}. {self._advice}")
 
+    def stay(self) -> None:
+        """The last error is one that all of them have, and raise later: they go on until then."""
+        self._failure = None
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Raises what another rank has raised, as ``RuntimeError``."""

@@ -90,7 +90,7 @@ class Updates(LocalExchanges[torch.Tensor]):
             collectives = _over_horovod(self._framework, process_set)
         else:
             Rendezvous("LocalSGD", process_group).meet(process_group)
-            collectives = DistributedCollectives(self._framework, process_group)
+            collectives = DistributedCollectives(self._framework, process_group, far=True)
             self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
         mine = {name: own(one) for name, one in pairs.items()}
         parameters = described(mine)
@@ -159,13 +159,15 @@ class Updates(LocalExchanges[torch.Tensor]):
             with super().together() if self._mates is None else self._mates.together():
                 yield
         except Exception as error:
-            self._leave(error)
+            self.leave(error)
             raise
 
-    def _leave(self, error: Exception) -> None:
+    def leave(self, error: Exception) -> None:
         """Tells the ranks of the other replicas of an error that they do not have, in what they wait for."""
         known, collectives = isinstance(error, MismatchError | ContainerError), self.collectives
-        if known or not isinstance(collectives, DistributedCollectives) or error is collectives.failure:
+        if self.awaited == "nothing" or known or not isinstance(collectives, DistributedCollectives):
+            return
+        if error is collectives.failure:
             return
         self.engine.note_failure(error)
         with suppress(RuntimeError):  # they may have ended
@@ -175,6 +177,10 @@ class Updates(LocalExchanges[torch.Tensor]):
                 voted = collectives.start_vote(self.engine.vote(self.agreed))
                 self._voted = voted if self.awaited == "next" else None
         self.awaited = "next"
+
+    def stay(self) -> None:
+        if self._mates is not None:
+            self._mates.stay()
 
     def anywhere(self, flag: bool) -> bool:
         return flag if self._mates is None else self._mates.anywhere(flag)
@@ -222,6 +228,15 @@ class Updates(LocalExchanges[torch.Tensor]):
         else:
             self.collectives.await_all(None)
 
+    def goes_ahead(self) -> bool:
+        # Under Horovod, ranks may still be missing before they have been compared: the step check is waited for with
+        # patience then.
+        return self.agreed or isinstance(self.collectives, DistributedCollectives)
+
+    def start_vote(self, vote: Floats, name: str) -> Any:
+        voted, self._voted = self._voted, None
+        return voted or super().start_vote(vote, name)
+
     def outer_step(self, fragment: Fragment[torch.Tensor]) -> None:
         for number, mean in fragment.updates.items():
             self.anchors[number].grad = mean.to(self.anchors[number].device)  # from a GPU to the host it waits
@@ -242,6 +257,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         return copied
 
     def forget(self) -> None:
+        self._error = None
         if self._voted is not None and self._heard(self._voted[0]):
             self._voted = None
         super().forget()

@@ -1,16 +1,18 @@
-"""Two sites with 100 ms between them: the time of a training step, by what is exchanged (root and iproute2 are needed).
+"""Hosts with 100 ms between them: the time of a training step, by what is exchanged (root and iproute2 are needed).
 
     python scripts/bench/bench_sites.py
     python scripts/bench/bench_sites.py --milliseconds 30 --megabits 1000
+    python scripts/bench/bench_sites.py --hosts 4 --millions 25 --seconds 1.5
 
-Each site is a network namespace of this machine with one rank; this program carries their packets, each half of the
-round trip later, at the rate of the link. A step computes for 0.3 s: a small model's pass, and a pause, as a GPU would
-leave the processor alone. With --write, a section of docs/two_sites.md.
+Each host is a network namespace of this machine with one rank; this program carries their packets, each half of the
+round trip later, at the rate of the hosts' links. A step computes for 0.3 s: a model's pass, and a pause, as a GPU
+would leave the processor alone; many hosts on few cores need longer pauses. With --write, a section of
+docs/two_sites.md.
 """
 
-import collections
 import ctypes
 import fcntl
+import heapq
 import json
 import os
 import select
@@ -26,7 +28,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train"))
 
@@ -41,9 +43,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_deepreduce.torch import LocalSGD, SignMomentum, ddp
 
-NAMES = ("site-a", "site-b")
 MTU = 9000
-COMPUTE = 0.3
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,27 +62,35 @@ def tunnel(namespace: str) -> int:
     return device
 
 
-def carry(source: int, target: int, delay: float, rate: float) -> None:
-    """Carries packets for ever: each leaves when the link (bytes/s) is free, and arrives ``delay`` s after that."""
-    waiting: collections.deque[tuple[float, bytes]] = collections.deque()
-    free = 0.0
+def carry(devices: list[int], delay: float, rate: float) -> None:
+    """Carries packets for ever. Each leaves its host when the host's link (bytes/s, in each direction) is free, and has
+    arrived ``delay`` s after that, if the other host's link was free as well."""
+    waiting: list[tuple[float, int, int, bytes]] = []
+    away, home = [0.0] * len(devices), [0.0] * len(devices)
+    carried = 0
     while True:
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
-            os.write(target, waiting.popleft()[1])
+            _, _, target, packet = heapq.heappop(waiting)
+            os.write(devices[target], packet)
         patience = max(0.0, waiting[0][0] - now) if waiting else None
-        if select.select([source], [], [], patience)[0]:
-            packet = os.read(source, 65536)
-            free = max(free, time.monotonic()) + len(packet) / rate
-            waiting.append((free + delay, packet))
+        for ready in select.select(devices, [], [], patience)[0]:
+            packet = os.read(ready, 65536)
+            source, target = devices.index(ready), packet[19] - 1  # the last byte of the destination
+            if packet[0] >> 4 != 4 or not 0 <= target < len(devices):  # not of IPv4, or to all hosts
+                continue
+            away[source] = max(away[source], time.monotonic()) + len(packet) / rate
+            home[target] = max(home[target] + len(packet) / rate, away[source] + delay)
+            heapq.heappush(waiting, (home[target], carried, target, packet))
+            carried += 1
 
 
 @contextmanager
-def two_sites(delay: float, rate: float) -> Iterator[None]:
-    """Two namespaces with the addresses 10.78.0.1 and 10.78.0.2; ``carry`` for the arguments."""
+def network(names: list[str], delay: float, rate: float) -> Iterator[None]:
+    """Namespaces with the addresses 10.78.0.1, 10.78.0.2, ...; ``carry`` for the arguments."""
     devices = []
     try:
-        for number, name in enumerate(NAMES, 1):
+        for number, name in enumerate(names, 1):
             subprocess.run(["ip", "netns", "add", name], check=True)
             devices.append(tunnel(name))
             for command in (
@@ -90,20 +98,31 @@ def two_sites(delay: float, rate: float) -> Iterator[None]:
                 ["addr", "add", f"10.78.0.{number}/24", "dev", "far"], ["link", "set", "far", "up"],
             ):  # fmt: skip
                 subprocess.run(["ip", "-n", name, *command], check=True)
-        for source, target in (devices, devices[::-1]):
-            threading.Thread(target=carry, args=(source, target, delay, rate), daemon=True).start()
+        threading.Thread(target=carry, args=(devices, delay, rate), daemon=True).start()
         yield
     finally:
-        for name in NAMES:
+        for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+class Size(NamedTuple):
+    """Of a model, in millions of parameters, and of its step."""
+
+    millions: float
+    seconds: float
 
 
 class Job:
     """A contender: its own model, trained on the same data."""
 
-    def __init__(self, kind: str, config: str | dict[str, Any], **options: Any) -> None:
+    def __init__(self, kind: str, config: str | dict[str, Any], size: Size, **options: Any) -> None:
         torch.manual_seed(0)
-        layers = nn.Sequential(nn.Linear(256, 4096), nn.ReLU(), nn.Linear(4096, 2048), nn.ReLU(), nn.Linear(2048, 16))
+        self.seconds, millions = size.seconds, size.millions
+        wide = round(2048 * (millions / 9.5) ** 0.5)
+        layers = nn.Sequential(
+            nn.Linear(256, 2 * wide), nn.ReLU(), nn.Linear(2 * wide, wide), nn.ReLU(), nn.Linear(wide, 16)
+        )
+        self.parameters = sum(one.numel() for one in layers.parameters())
         self.state: Any = None
         self.optimizer: torch.optim.Optimizer | LocalSGD
         self.model: nn.Module = layers
@@ -122,7 +141,7 @@ class Job:
             self.model.register_comm_hook(self.state, ddp.deepreduce_hook)
 
     def step(self) -> None:
-        end = time.monotonic() + COMPUTE
+        end = time.monotonic() + self.seconds
         x = torch.randn(8, 256)
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(x), x[:, :16].argmax(1))
@@ -131,86 +150,119 @@ class Job:
         self.optimizer.step()
 
 
-CONTENDERS: dict[str, tuple[str, Callable[[], Job], int]] = {
-    "alone": ("nothing: a site alone", lambda: Job("alone", ""), 20),
-    "dense": ("dense gradients in each step (DDP)", lambda: Job("dense", ""), 2),
-    "gradients": ("`recommended`: gradients in each step", lambda: Job("gradients", "recommended"), 20),
-    "signs": ("`sign_momentum`: momentum in each step", lambda: Job("signs", "sign_momentum"), 20),
-    "small": ("`adamw_small`: updates every 4 steps", lambda: Job("local", "adamw_small"), 32),
-    "15": ("the same, every 15 steps", lambda: Job("local", "adamw_small", every=15), 30),
-    "late": (
-        "the same, every 15 steps, applied 2 steps later", lambda: Job("local", "adamw_small", every=15, delay=2), 30,
+def updates(every: int, **options: int) -> Callable[[Size], Job]:
+    return lambda size: Job("local", "adamw_small", size, every=every, **options)
+
+
+CONTENDERS: dict[str, tuple[str, Callable[[Size], Job], int]] = {
+    "alone": ("nothing: a host alone", lambda size: Job("alone", "", size), 20),
+    "dense": ("dense gradients in each step (DDP)", lambda size: Job("dense", "", size), 2),
+    "gradients": (
+        "`recommended`: gradients in each step", lambda size: Job("gradients", "recommended", size), 20,
     ),
+    "signs": ("`sign_momentum`: momentum in each step", lambda size: Job("signs", "sign_momentum", size), 20),
+    "4": ("`adamw_small`: updates every 4 steps", updates(4), 32),
+    "15": ("`adamw_small`: updates every 15 steps", updates(15), 30),
+    "30": ("the same, every 30 steps", updates(30), 30),
+    "15 late": ("the same, every 15 steps, applied 4 steps later", updates(15, delay=4), 30),
+    "30 late": ("the same, every 30 steps, applied 4 steps later", updates(30, delay=4), 30),
+    "15 parts": ("every 15 steps in 3 fragments, applied 4 steps later", updates(15, fragments=3, delay=4), 30),
+    "30 parts": ("every 30 steps in 3 fragments, applied 4 steps later", updates(30, fragments=3, delay=4), 30),
 }  # fmt: skip
 """Words, how it is made, and its steps in a round, a multiple of its period."""
+SITES = ["alone", "dense", "gradients", "signs", "4", "15", "15 late"]
+MANY = ["alone", "15", "30", "15 late", "30 late", "15 parts", "30 parts"]
+BEFORE = 7
+"""Steps before the rounds, so that none ends just as an exchange has begun, which would take no time then."""
 
 
-def train(rounds: int) -> None:
-    """A rank. Rank 0 prints JSON: seconds of a step in each round, and the share of dense's bytes."""
+def train(contenders: list[str], rounds: int, warm: int, size: Size) -> None:
+    """A rank. Each contender is timed beside the job that exchanges nothing, and then freed. Rank 0 prints JSON: by
+    contender, seconds of a step in each round, and the share of dense's bytes; and the model's number of parameters."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    jobs = {name: make() for name, (_, make, _) in CONTENDERS.items()}
+    alone = CONTENDERS["alone"][1](size)
+    times: dict[str, list[float]] = {"alone": []}
+    shares = {"alone": 0.0}
 
     def slowest(seconds: np.ndarray) -> np.ndarray:
         tensor = torch.from_numpy(seconds)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor.numpy()
 
-    def steps(name: str) -> None:
-        for _ in range(CONTENDERS[name][2]):
-            jobs[name].step()
+    def steps(job: Job, count: int) -> None:
+        for _ in range(count):
+            job.step()
 
-    seconds = interleaved({name: partial(steps, name) for name in jobs}, rounds, slowest, warm=1)
+    for name in contenders[1:]:
+        job = CONTENDERS[name][1](size)
+        jobs = {"alone": alone, name: job}
+        counts = {"alone": 10, name: CONTENDERS[name][2]}
+        steps(job, BEFORE)
+        found = interleaved({one: partial(steps, jobs[one], counts[one]) for one in jobs}, rounds, slowest, warm)
+        for one in jobs:
+            times.setdefault(one, []).extend(seconds / counts[one] for seconds in found[one])
+        shares[name] = 1 / job.state.stats()["total"]["compression_ratio"] if job.state else 1.0
+        if isinstance(job.optimizer, LocalSGD):
+            job.optimizer.close()
+        del job, jobs
     if dist.get_rank() == 0:
-        shares = {}
-        for name, job in jobs.items():
-            shares[name] = 1 / job.state.stats()["total"]["compression_ratio"] if job.state else float(name == "dense")
-        times = {name: [one / CONTENDERS[name][2] for one in seconds[name]] for name in jobs}
-        print(json.dumps({"times": times, "shares": shares}))
+        print(json.dumps({"times": times, "shares": shares, "parameters": alone.parameters}))
     dist.barrier()
 
 
 def main(
     milliseconds: Annotated[float, typer.Option(min=0, help="of a round trip")] = 100.0,
     megabits: Annotated[float, typer.Option(min=1, help="per second, in each direction")] = 100.0,
+    hosts: Annotated[int, typer.Option(min=2, max=250)] = 2,
+    millions: Annotated[float, typer.Option(min=0.1, help="of parameters, about")] = 9.5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="that a step computes")] = 0.3,
+    only: Annotated[list[str] | None, typer.Option(help=f"a row beside 'alone': {', '.join(CONTENDERS)}")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    write: Annotated[bool, typer.Option("--write", help="write the section of benchmarks.md")] = False,
+    warm: Annotated[int, typer.Option(min=0, help="rounds before these")] = 1,
+    write: Annotated[bool, typer.Option("--write", help="write a section of docs/two_sites.md")] = False,
     rank: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Prints the table."""
+    contenders = ["alone", *only] if only else SITES if hosts == 2 else MANY
+    if unknown := set(contenders) - set(CONTENDERS):
+        raise typer.BadParameter(f"there is no row {sorted(unknown)}; there are {', '.join(CONTENDERS)}")
     if rank:
-        return train(rounds)
+        return train(contenders, rounds, warm, Size(millions, seconds))
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "far", "MASTER_ADDR": "10.78.0.1",
-        "MASTER_PORT": "29400", "WORLD_SIZE": "2",
+        "MASTER_PORT": "29400", "WORLD_SIZE": str(hosts),
     }  # fmt: skip
-    with two_sites(milliseconds / 2000, megabits * 1e6 / 8), tempfile.TemporaryFile("w+") as said:
+    names = [f"site-{number}" for number in range(hosts)]
+    with network(names, milliseconds / 2000, megabits * 1e6 / 8), tempfile.TemporaryFile("w+") as said:
         started = [
             subprocess.Popen(
-                ["ip", "netns", "exec", name, sys.executable, __file__, "--rank", "--rounds", str(rounds)],
+                ["ip", "netns", "exec", name, sys.executable, *sys.argv, "--rank"],
                 env={**environment, "RANK": str(number)}, stdout=said,
             )
-            for number, name in enumerate(NAMES)
+            for number, name in enumerate(names)
         ]  # fmt: skip
         if any([one.wait() for one in started]):
-            raise SystemExit("a site failed: see above")
+            raise SystemExit("a host failed: see above")
         said.seek(0)
         (line,) = [line for line in said if line.startswith("{")]
     found = json.loads(line)
     rows = [
-        [words, f"{found['shares'][name]:.2%}", f"{median(found['times'][name]):.3f}",
-         f"{median(found['times']['alone']) / median(found['times'][name]):.0%}"]
-        for name, (words, *_) in CONTENDERS.items()
+        [CONTENDERS[name][0], f"{found['shares'][name]:.2%}", f"{median(found['times'][name]):.3f}",
+         f"{median(found['times']['alone']) / median(found['times'][name]):.1%}"]
+        for name in contenders
     ]  # fmt: skip
-    link = f"--milliseconds {milliseconds:g} --megabits {megabits:g}"
+    many = f" --hosts {hosts} --millions {millions:g} --seconds {seconds:g}" if hosts > 2 else ""
     body = (
-        f"`python scripts/bench/bench_sites.py {link}`, {date.today()}: two ranks, {milliseconds:g} ms for a round "
-        f"trip, {megabits:g} Mbit/s in each direction, a model of 9.5 million parameters that computes for {COMPUTE} s "
-        f"a step. Medians of {rounds} interleaved rounds.\n\n"
-    ) + doc_sections.table(["exchanged", "bytes", "s/step", "speed, relative to a site alone"], rows)
+        f"`python scripts/bench/bench_sites.py --milliseconds {milliseconds:g} --megabits {megabits:g}{many}`, "
+        f"{date.today()}: {hosts} ranks, {milliseconds:g} ms for a round trip, {megabits:g} Mbit/s in each direction, "
+        f"a model of {found['parameters'] / 1e6:.1f} million parameters that computes for {seconds:g} s a step. "
+        f"Medians of {rounds} rounds, each beside the host alone.\n\n"
+    ) + doc_sections.table(["exchanged", "bytes", "s/step", "speed, relative to a host alone"], rows)
     print(body)
     if write:
-        doc_sections.write(doc_sections.ROOT / "docs" / "two_sites.md", "sites", "Measured", body)
+        name, title = ("sites", "Measured") if hosts == 2 else ("hosts", f"{hosts} hosts")
+        doc_sections.write(doc_sections.ROOT / "docs" / "two_sites.md", name, title, body)
 
 
 if __name__ == "__main__":

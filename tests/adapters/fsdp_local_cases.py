@@ -337,6 +337,30 @@ def an_error_on_one_rank_is_an_error_on_all():
 
 
 @case
+def an_error_with_exchanges_in_flight():
+    """All ranks raise it after the same step, where all of them have heard of it."""
+
+    def broken(*_, **__):
+        raise ValueError("no ink")
+
+    for failing in ("update", "encode", "decode"):
+        job, mine = Job(IN_MODEL, every=4, fragments=2, delay=3, make=ADAMW).run(6), dist.get_rank() == 3
+        with pytest.MonkeyPatch.context() as patch, decoding_fails(mine and failing == "decode"):
+            if mine and failing != "decode":
+                updates = job.optimizer._updates
+                patch.setattr(updates if failing == "update" else updates.engine.pipeline, failing, broken)
+            with pytest.raises((RuntimeError, ValueError, MemoryError), match="no ink|no room|an error has left"):
+                for step in range(6, 16):
+                    job.step(step)
+        everywhere = [None] * 4
+        dist.all_gather_object(everywhere, step)
+        assert len(set(everywhere)) == 1 and step < 10, everywhere
+        with pytest.raises(RuntimeError, match="an exchange has failed: .* load a checkpoint on all ranks"):
+            job.optimizer.sync()
+        job.optimizer.close()
+
+
+@case
 def replicas_that_do_not_begin_alike():
     seed = dist.get_rank() // 2
     job = Job(IN_MODEL, every=1, model=Network(seed=seed))

@@ -1,5 +1,5 @@
 """LocalSGD under real launchers. The cases are the functions of local_sgd_cases.py, and those of
-local_sgd_torch_cases.py or local_sgd_tensorflow_cases.py."""
+local_sgd_torch_cases.py or local_sgd_tensorflow_cases.py; and those of local_delay_cases.py."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ FEW = {
         "an_error_while_decoding_on_one_rank",
     ]
 }
+DELAYED = Path(__file__).parent / "local_delay_cases.py"
 ON_TENSORFLOW = Path(__file__).parent / "local_sgd_tensorflow_cases.py"
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize(("job", "case"), each_case(JOBS, SHARED, PROGRAM, few=FEW, thorough=[GLOO]))
 def test_on_ranks(jobs, job, case):
+    jobs.check(job, case)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("job", "case"), each_case([Job(DELAYED, "torchrun", 3)], DELAYED))
+def test_exchanges_in_flight(jobs, job, case):
     jobs.check(job, case)
 
 

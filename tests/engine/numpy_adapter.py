@@ -100,6 +100,13 @@ class ThreadCollectives(Collectives):
             parts.append(data[begin:end])
         return np.concatenate(parts), [part.size for part in parts]
 
+    def start_vote(self, vote: np.ndarray, name: str) -> Any:
+        return self.start_allgather(vote.view(np.uint8), name)
+
+    def wait_votes(self, pending: Any) -> np.ndarray:
+        total: np.ndarray = self.job.wait(pending).view(np.float64).reshape(self.job.size, -1).sum(0)
+        return total
+
     def mpi_enabled(self) -> bool:
         return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_deepreduce.engine import MismatchError, Parameter, step_check
@@ -21,6 +21,7 @@ class NumpyUpdates(LocalExchanges):
 
     advice = "begin with the same parameters"
     keys = ()
+    ahead = False
 
     def __init__(self, collectives, sizes, config=ALL, schedule=None, times=None, start=0.0, **local):
         parameters = [Parameter(f"p{number}", number, (size,), "float32") for number, size in enumerate(sizes)]
@@ -52,14 +53,12 @@ class NumpyUpdates(LocalExchanges):
     def finite(self, updates):
         return all(np.isfinite(one).all() for one in updates)
 
-    def _sum(self, values, name):
-        collectives = self.engine.collectives
-        gathered = collectives.wait_allgather(collectives.start_allgather(values.view(np.uint8), name))
-        return gathered.view(values.dtype).reshape(collectives.size(), -1).sum(0)
+    def goes_ahead(self):
+        return self.ahead
 
     def check_step(self, vote, name, tally):
         assert vote.size == step_check.WORDS
-        tally(self._sum(vote, name))
+        tally(self.collectives.wait_votes(self.start_vote(vote, name)))
 
     def outer_step(self, fragment):
         self.exchanged.append((self.clock, list(fragment.numbers)))
@@ -123,6 +122,54 @@ def test_when_exchanges_end(schedule, local, expected):
     for one, two in zip(own, other, strict=True):
         assert np.array_equal(one, two) and np.allclose(one, sum(1.5 + step for step in range(6)))
     assert dense == 6 * 40
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 9), st.integers(1, 4), st.integers(1, 8), st.sets(st.integers(1, 20), max_size=2),
+    st.sets(st.integers(1, 20), max_size=3), st.booleans(),
+)
+def test_phases_change_no_number(every, fragments, delay, syncs, saves, grows):
+    """Of exchanges that begin, and end, at any time; the oracle waits for the votes at once."""
+    every = max(every, delay + 1, fragments)
+    period = {"schedule": lambda clock: every + clock % 3} if grows else {"every": every}
+    local = {"fragments": fragments, "delay": delay, "decay": 0.5}
+    config = {**SMALL, "sparsifier": {"name": "topk", "density": 0.4}, "local": {"every": every, **local}}
+
+    def work(collectives, ahead):
+        updates = NumpyUpdates(collectives, [15, 3, 14, 16], config, **period)
+        updates.ahead, seen = ahead, []
+        rng = np.random.default_rng(collectives.rank())
+        for clock in range(1, 22):
+            for one in updates.own:
+                one += rng.standard_normal(one.size).astype(np.float32)
+            updates.step()
+            seen.append(np.concatenate(updates.own))
+            if clock in saves:
+                updates.state_dict()
+            if clock in syncs:
+                updates.sync()
+        total = updates.engine.stats.total
+        return np.stack(seen), updates.exchanged, total.steps
+
+    jobs = (run_ranks(3, lambda collectives, ahead=ahead: work(collectives, ahead)) for ahead in (True, False))
+    for (seen, *counted), (expected, *of_oracle) in zip(*jobs, strict=True):
+        assert np.array_equal(seen, expected) and counted == of_oracle
+
+
+def test_ranks_that_part_with_exchanges_in_flight():
+    def work(collectives):
+        last = collectives.rank() == 2
+        updates = NumpyUpdates(collectives, [4, 4], every=4, fragments=2, delay=3)
+        updates.ahead = True
+        with pytest.raises(MismatchError, match="clock is 6 on ranks 0, 1, 5 on rank 2; call is step on") as error:
+            for _ in range(5 if last else 12):
+                updates.step()
+            updates.sync()
+        assert all(one.ends is None for one in updates.fragments)
+        return str(error.value)
+
+    assert len(set(run_ranks(3, work))) == 1
 
 
 def test_several_steps_at_once_and_ranks_that_stay_away():
