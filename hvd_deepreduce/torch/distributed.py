@@ -31,18 +31,15 @@ _TEXT = 30
 
 @dataclass
 class _Exchange:
-    """``sent`` has ``splits`` bytes for each rank, or all of it is for each of them (``splits`` is None). Its buffers
-    must live until ``work`` has ended, which is None while it is held. ``heard`` bytes come from each rank."""
+    """``splits`` bytes of ``sent`` are for each rank: all of it for each of them if it is ``for_all``. Its buffers must
+    live until ``work`` has ended, which is None while it is held. ``heard`` bytes come from each rank."""
 
     sent: torch.Tensor
-    splits: list[int] | None
+    splits: list[int]
+    for_all: bool = False
     heard: list[int] = field(default_factory=list)
-    received: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    received: Any = None
     work: Any = None
-
-    def told(self, size: int) -> list[int]:
-        """How many bytes are for each of so many ranks."""
-        return [self.sent.numel()] * size if self.splits is None else self.splits
 
 
 @dataclass
@@ -144,7 +141,7 @@ class DistributedCollectives(Collectives):
     # Exchanges of bytes
 
     def start_allgather(self, data: U8, name: str) -> _Exchange:
-        return self._start(_Exchange(self._tensors.tensor(data), None))
+        return self._start(_Exchange(self._tensors.tensor(data), [data.size] * self._size, True))
 
     def wait_allgather(self, pending: _Exchange) -> U8:
         return self.wait_alltoall(pending)[0]
@@ -164,7 +161,7 @@ class DistributedCollectives(Collectives):
         if self._held is not None:
             self._held.append(exchange)
         else:
-            self._launch(exchange, self._ahead(exchange.told(self._size)))
+            self._launch(exchange, self._ahead(exchange.splits))
         return exchange
 
     def wait_alltoall(self, pending: _Exchange) -> tuple[U8, list[int]]:
@@ -199,21 +196,21 @@ class DistributedCollectives(Collectives):
         failures, sizes = heard.T.tolist()
         if any(failures):
             own = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0).byte()
-            said_so = _Exchange(own, None)
+            said_so = _Exchange(own, [len(own)] * self._size, True)
             self._launch(said_so, failures)
             self.failure = _failure(self.wait_allgather(said_so).tobytes(), failures)
             raise self.failure from error
         return list(map(int, sizes))
 
     def _launch(self, one: _Exchange, heard: list[int]) -> None:
-        splits, one.heard = one.told(self._size), heard
-        if one.splits is None:
+        one.heard = heard
+        if one.for_all:
             one.sent = one.sent.repeat(self._size)
         group = self._devices if one.sent.is_cuda else self._host
         if one.sent.is_cuda and group is self._host:
             one.sent = one.sent.cpu()
         one.received = one.sent.new_empty(sum(heard))
-        one.work = dist.all_to_all_single(one.received, one.sent, heard, splits, group=group, async_op=True)
+        one.work = dist.all_to_all_single(one.received, one.sent, heard, one.splits, group=group, async_op=True)
 
     # Sums
 
@@ -265,7 +262,9 @@ class DistributedCollectives(Collectives):
         return dist.all_to_all_single(heard, told, group=self._host, async_op=True), heard
 
     def traffic_of_vote(self, size: int) -> Traffic:
-        return traffic.allgather(size, size * self._size, self._size) if self._far else super().traffic_of_vote(size)
+        if self._far:
+            return traffic.allgather(size, size * self._size, self._size)
+        return traffic.allreduce(size, self._size)
 
     def wait_votes(self, spoken: tuple[Any, torch.Tensor]) -> Floats:
         """The sum of all ranks' votes."""
@@ -323,7 +322,7 @@ class _Together(Held):
             said[:, 1 : 1 + _TEXT] = torch.frombuffer(bytearray(text.ljust(8 * _TEXT)), dtype=torch.int64)
         else:
             for place, one in enumerate(self._exchanges, 1 + _TEXT):
-                said[:, place] = torch.tensor(one.told(size))
+                said[:, place] = torch.tensor(one.splits)
         self._heard = torch.empty_like(said)
         self._work = dist.all_to_all_single(self._heard, said, group=collectives._host, async_op=True)
         collectives.exchanges += 1
