@@ -30,7 +30,7 @@ _copy_finite_many = kernels_by_dtype("copy_finite_many", "i", "pppU")
 SUM_PARTS = 8
 """Parts that one launch sums, as in kernels/arrays/arrays.cu."""
 SUM_TILE = 2048
-"""Elements that a block sums, as in kernels/arrays/arrays.cu."""
+"""Elements that a block sums, as in kernels/arrays/sum.cuh."""
 
 
 @operation()

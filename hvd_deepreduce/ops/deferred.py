@@ -165,18 +165,25 @@ def encoding(
 def _(
     gradient: Device, residual: Device | None, threads: int = 1, exact: bool = False, finite: bool = False
 ) -> Iterator[None]:
-    before = state.encoding, state.starts
     with on_device_of(gradient), clearing_at_once():
-        state.encoding, state.starts = _Encoding(array_module(gradient), gradient, exact), {}
-        try:
+        with _under_way(_Encoding(array_module(gradient), gradient, exact)) as encoding:
             if residual is None:
-                state.encoding.ask()  # codecs are about to read the gradient itself
+                encoding.ask()  # codecs are about to read the gradient itself
             yield
             end_selection()
-            if not state.encoding.read or state.encoding.assumed:
-                state.encoding.ask()
-        finally:
-            state.encoding, state.starts = before
+            if not encoding.read or encoding.assumed:
+                encoding.ask()
+
+
+@contextmanager
+def _under_way(encoding: _Encoding) -> Iterator[_Encoding]:
+    """Within the context, this thread encodes so."""
+    before = state.encoding, state.starts
+    state.encoding, state.starts = encoding, {}
+    try:
+        yield encoding
+    finally:
+        state.encoding, state.starts = before
 
 
 @operation()
@@ -195,14 +202,11 @@ def encoding_slices(gradient: Floats, slices: int) -> AbstractContextManager[Non
 @encoding_slices.cuda
 @contextmanager
 def _(gradient: Device, slices: int) -> Iterator[None]:
-    before = state.encoding, state.starts
     with on_device_of(gradient), clearing_at_once():
-        state.encoding, state.starts = _Encoding(array_module(gradient), gradient, False, _Encoding.SIZES + slices), {}
-        state.encoding.checked = True
-        try:
+        encoding = _Encoding(array_module(gradient), gradient, False, _Encoding.SIZES + slices)
+        encoding.checked = True
+        with _under_way(encoding):
             yield
-        finally:
-            state.encoding, state.starts = before
 
 
 @contextmanager
@@ -216,15 +220,12 @@ def recording(gradient: Any, finite: bool, feedback: bool) -> Iterator[_Encoding
         finite: as for ``encoding``.
         feedback: whether there is a residual.
     """
-    before = state.encoding, state.starts
-    state.encoding, state.starts = _Encoding(array_module(gradient), gradient, False, 1), {}
-    state.encoding.recorded, state.encoding.checked = True, finite
-    try:
+    encoding = _Encoding(array_module(gradient), gradient, False, 1)
+    encoding.recorded, encoding.checked = True, finite
+    with _under_way(encoding):
         if not feedback:
-            state.encoding.check_finite()  # codecs are about to read the gradient itself
-        yield state.encoding
-    finally:
-        state.encoding, state.starts = before
+            encoding.check_finite()  # codecs are about to read the gradient itself
+        yield encoding
 
 
 def end_selection() -> None:

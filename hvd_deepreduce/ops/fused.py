@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import byref, c_uint64
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -115,20 +116,10 @@ def _(
     parts = tuple((begin, end) for begin, end, _ in rows)
     if not data.size or size >= _MOST_BYTES or any(begin == end for begin, end in parts):
         return None
-    what = id(xp), ranks, size, parts, settings.tobytes(), rank, out.size
-    program = _decodes.get(what)
-    if program is None:
-        if len(_decodes) == _MOST_KEPT:
-            _decodes.clear()
-        program = _decodes[what] = _recorded(xp, ranks, size, parts, settings, rank, out.size)
+    program = _recorded(xp, ranks, size, parts, settings.tolist()[0], rank, out.size)
     table = np.array([(end - begin, salt) for begin, end, salt in rows], u64).reshape(-1)
     (bad, own, error), _ = program.run((data, out), (data.size, scale), table)
     return None if bad or error else int(own)
-
-
-_decodes: dict[tuple[Any, ...], Program] = {}
-_MOST_KEPT = 1000
-"""Recorded decodes that are kept."""
 
 
 def _rounded(size: int) -> int:
@@ -137,12 +128,13 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
+@lru_cache(1000)
 def _recorded(
-    xp: Any, ranks: int, size: int, parts: tuple[tuple[int, int], ...], settings: Table, rank: int, numel: int
+    xp: Any, ranks: int, size: int, parts: tuple[tuple[int, int], ...], settings: tuple[int, ...], rank: int, numel: int
 ) -> Program:
     """The launches of ``decode``, for up to ``size`` bytes of data. The device reads the headers."""
     program, containers = Program(xp), ranks * len(parts)
-    form, bits, bucket_size, _, of_blocks = settings.tolist()[0]
+    form, bits, bucket_size, _, of_blocks = settings
     data, out = program.input(size, np.uint8), program.input(numel, np.float32)
     bytes_there, scale = program.scalar(u64), program.scalar(np.float32)
     table, state = program.given(2 * len(parts), u64), program.zeros(3, u64)

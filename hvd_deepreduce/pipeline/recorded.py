@@ -6,6 +6,7 @@ whose section has the same size for all values. Everything else goes the compose
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,6 @@ from hvd_deepreduce.wire import frame
 
 MOST = 2**31
 """Elements, of which top-k on a GPU takes fewer."""
-MOST_KEPT = 1000
-"""Recorded encodes that are kept."""
 
 
 class _Encode(NamedTuple):
@@ -53,7 +52,7 @@ class Recorded:
         self, index: LosslessIndexCodec, values: tuple[ValueCodec, ValueCodec], leaves_whole: bool, form: int
     ) -> None:
         self._index, self._values, self._leaves_whole, self._form = index, values, leaves_whole, form
-        self._encodes: dict[tuple[Any, ...], _Encode | None] = {}
+        self._of = lru_cache(1000)(self._record)  # a density may change in each step
 
     @classmethod
     def of(cls, config: Config, shared: frame.Shared) -> Recorded | None:
@@ -85,12 +84,7 @@ class Recorded:
         if type(sparsifier) is not TopK or sparsifier.density_of != "elements" or not 0 < gradient.size < MOST:
             return None
         kept = kept_of(sparsifier.density, gradient.size)
-        what = id(array_module(gradient)), gradient.size, gradient.dtype.char, residual is not None, kept, finite
-        if what not in self._encodes:
-            if len(self._encodes) == MOST_KEPT:  # a density that changes in each step
-                self._encodes.clear()
-            self._encodes[what] = self._record(gradient, residual is not None, kept, finite)
-        encode = self._encodes[what]
+        encode = self._of(array_module(gradient), gradient.size, gradient.dtype, residual is not None, kept, finite)
         if encode is None:
             return None
         program, start, end, value_bytes = encode
@@ -102,10 +96,11 @@ class Recorded:
         size = 4 + len(start) + len(varint(index_bytes)) + len(end) + index_bytes + value_bytes
         return container[:size], support.view(u32)
 
-    def _record(self, gradient: Floats, feedback: bool, kept: int, finite: bool) -> _Encode | None:
-        program = Program(array_module(gradient))
+    def _record(
+        self, xp: Any, numel: int, dtype: np.dtype[Any], feedback: bool, kept: int, finite: bool
+    ) -> _Encode | None:
         try:
-            return self._recorded(program, gradient.size, gradient.dtype, feedback, kept, finite)
+            return self._recorded(Program(xp), numel, dtype, feedback, kept, finite)
         except (NotRecordableError, TypeError):  # a codec that needs the host in between, or the key as numbers
             return None
 
