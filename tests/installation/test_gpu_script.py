@@ -145,21 +145,25 @@ def test_cases_are_told_by_what_they_print(tmp_path):
     """Whatever the launcher prints after them. Ranks that hang print where."""
     (tmp_path / "cases.py").write_text(CASES)
     (tmp_path / "results").mkdir()
-    report = test_gpu.Report(tmp_path, 5)
+    report = test_gpu.Report(tmp_path, 10)
     report.environment["PYTHONPATH"] = str(ROOT)
-    given = report, "go on", 60, 2, str(tmp_path / "cases.py"), "--results", str(tmp_path / "results")
+    given = report, "go on", 120, 2, str(tmp_path / "cases.py"), "--results", str(tmp_path / "results")
     test_gpu.torchrun(*given, "works", "breaks_on_one_rank", "is_left_out")
     for name in ("is_left_out", "breaks_on_one_rank"):
-        test_gpu.torchrun(report, name, 60, 2, str(tmp_path / "cases.py"), name)
-    test_gpu.torchrun(report, "hangs", 8, 2, str(tmp_path / "cases.py"), "hangs")
+        test_gpu.torchrun(report, name, 120, 2, str(tmp_path / "cases.py"), name)
     reason = "breaks_on_one_rank: ValueError: no ink"
     assert [(step.name, step.outcome) for step in report.steps] == [
-        ("go on", "failed"), ("is_left_out", "skipped"), ("breaks_on_one_rank", "failed"), ("hangs", "out of time"),
+        ("go on", "failed"), ("is_left_out", "skipped"), ("breaks_on_one_rank", "failed"),
     ]  # fmt: skip
-    together, left_out, broken, _ = (step.said for step in report.steps)
+    together, left_out, broken = (step.said for step in report.steps)
     assert together == f"1 passed, 1 failed, 1 skipped; {reason}; is_left_out: there is no paper"
     assert left_out == "1 skipped; is_left_out: there is no paper" and broken == f"1 failed; {reason}"
-    assert "in hangs" in (tmp_path / "hangs.log").read_text()
+    for seconds in (8, 24, 72):  # on a busy machine, the ranks are still importing PyTorch after the first
+        test_gpu.torchrun(report, "hangs", seconds, 2, str(tmp_path / "cases.py"), "hangs")
+        assert report.steps[-1].outcome == "out of time"
+        if "in hangs" in (stacks := (tmp_path / "hangs.log").read_text()):
+            break
+    assert "in hangs" in stacks
 
 
 def test_a_sanitizer_s_line_has_both_summaries():
