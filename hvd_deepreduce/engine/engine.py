@@ -27,6 +27,7 @@ from hvd_deepreduce.exchange.allgather import AllgatherExchange
 from hvd_deepreduce.exchange.autotune import choose
 from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.exchange.dense import DenseExchange
+from hvd_deepreduce.exchange.interface import Exchange
 from hvd_deepreduce.exchange.settings import AutoExchange
 from hvd_deepreduce.exchange.statements import MismatchError
 from hvd_deepreduce.ops import arrays, deferred
@@ -58,7 +59,8 @@ class _Plan(NamedTuple):
         pipelines: of the members.
         feeds_back: whether any has error feedback.
         has_velocity: whether any has one.
-        in_one_pass: whether all containers are made by native calls that add the gradient to a residual.
+        exchange: the engine's.
+        in_one_pass: whether all that is sent is made by native calls that add the gradient to a residual.
     """
 
     generation: int
@@ -67,6 +69,7 @@ class _Plan(NamedTuple):
     pipelines: list[Pipeline]
     feeds_back: bool
     has_velocity: bool
+    exchange: Exchange
     in_one_pass: bool
 
 
@@ -398,10 +401,11 @@ class Engine(RankState):
 
     def _plan(self, bucket: Bucket) -> _Plan:
         plan: _Plan | None = bucket.plan
-        if plan is not None and plan.generation == self.generation:
+        exchange = self.exchange
+        if plan is not None and plan.generation == self.generation and plan.exchange is exchange:
             return plan
         whole = self._config.selection == "scope" and self._config.scope != "tensor"
-        if not (whole or bucket.dense or on_host(bucket.gradient)) and isinstance(self.exchange, AllgatherExchange):
+        if not (whole or bucket.dense or on_host(bucket.gradient)) and isinstance(exchange, AllgatherExchange):
             self._alone.update(bucket.names)
             if len(self._alone) > FEW and self.collectives.speaks():
                 _warn_once(ALONE, "scope" if self._config.scope == "tensor" else "selection")
@@ -414,7 +418,9 @@ class Engine(RankState):
             pipelines,
             not bucket.dense and any(one.config.error_feedback for one in pipelines),
             self.has_velocity and any(one.config.memory.has_velocity for one in pipelines),
-            not bucket.dense and all(one.config.error_feedback and one.takes_fused(bucket.dtype) for one in used),
+            exchange,
+            not bucket.dense
+            and all(one.config.error_feedback and exchange.in_one_pass(one, bucket.dtype) for one in used),
         )
         return plan
 

@@ -445,9 +445,9 @@ class RankState:
 
     def in_one_pass(self, bucket: Bucket) -> bool:
         """Whether a bucket's gradients are added to the residual, elsewhere than in its memory, and selected from in
-        one pass: native calls make all of its containers, and the exchange needs nothing else."""
+        one pass: native calls make all that the exchange sends."""
         on_host = type(bucket.gradient) is np.ndarray
-        return bucket.plan.in_one_pass and self.exchange.in_one_pass and self.feedback and on_host
+        return bucket.plan.in_one_pass and self.feedback and on_host
 
     def complete_slice(
         self, bucket: Bucket, part: tuple[int, int]

@@ -20,6 +20,7 @@ from hvd_deepreduce.engine.engine import Engine
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
 from hvd_deepreduce.engine.ticket import Ticket, in_flight
+from hvd_deepreduce.ops import heap
 from hvd_deepreduce.ops.dispatch import on_host
 from hvd_deepreduce.ops.library import address
 from hvd_deepreduce.ops.pieces import Pieces
@@ -448,7 +449,10 @@ class Reducer(Generic[G]):
             for bucket in layout.buckets:
                 bucket.side_stream = partial(self._tensors.side_stream, bucket.device)
             self._generation = engine.generation
-            self._encoder = self._encoding_thread(any(where is None for _, where in expected))
+            some_on_host = any(where is None for _, where in expected)
+            if some_on_host:
+                heap.keep_freed()
+            self._encoder = self._encoding_thread(some_on_host)
             self._waiting.clear()
             self._tickets = {
                 parameter.name: Ticket((parameter,), None, None, layout.bucket_of[parameter.name])

@@ -12,7 +12,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.exchange.interface import Bucket, Exchange, Pending, Rank, Started
 from hvd_deepreduce.exchange.traffic import Traffic
-from hvd_deepreduce.pipeline import bundle
+from hvd_deepreduce.pipeline import Pipeline, bundle
 from hvd_deepreduce.wire.standalone import ContainerError
 
 HEADER = 16
@@ -27,7 +27,8 @@ class AllgatherExchange(Exchange):
     asked for, if the library can take it.
     """
 
-    in_one_pass = True
+    def in_one_pass(self, pipeline: Pipeline, dtype: np.dtype[Any]) -> bool:
+        return pipeline.takes_fused(dtype)
 
     def most_bytes(self, collectives: Collectives) -> int | None:
         limit = collectives.most_bytes

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
+
 from hvd_deepreduce.codecs.interfaces import Floats, RngKey
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.exchange.collectives import Collectives
@@ -31,7 +33,7 @@ class Bucket(Protocol):
         name: of its collectives; unique among all exchanges in flight.
         key: of its containers; the same on all ranks but for ``key.rank``.
         gradient: float32 or float64 ``[numel]``; the sum at the end.
-        pieces: the gradients, where they are not in ``gradient``: only with ``Exchange.in_one_pass``.
+        pieces: the gradients, where they are not in ``gradient``: only if ``Exchange.in_one_pass``.
         slices: what of it has a container of its own.
         parts: (begin, end) of each parameter.
         half: ``"bfloat16"`` or ``"float16"`` if all gradients in it have this dtype in the framework; else None.
@@ -170,18 +172,21 @@ class Exchange(ABC):
         containers: whether a gradient may be exchanged as a container of its own, beside the buckets.
         several: whether a bucket takes several collectives, which ranks may have to start in one order.
         own_thread: whether it encodes and sums on a thread of its own.
-        in_one_pass: whether it takes ``Bucket.pieces``, and writes the residual elsewhere.
     """
 
     on_host = False
     containers = True
     several = False
     own_thread = False
-    in_one_pass = False
 
     @abstractmethod
     def start(self, rank: Rank, bucket: Bucket) -> Pending:
         """Encodes a bucket and starts its exchange. With ``own_thread`` it returns at once."""
+
+    def in_one_pass(self, pipeline: Pipeline, dtype: np.dtype[Any]) -> bool:
+        """Whether it takes ``Bucket.pieces``, and writes the residual elsewhere, of buckets of this dtype on the host,
+        in the native call that makes all that this pipeline sends."""
+        return False
 
     def start_failed(self, rank: Rank, error: Exception, numel: int) -> Pending | None:
         """Takes part in the exchange of a bucket of so many elements that this rank could not start, so that nobody

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops.device import THREADS, array_module, grid, launch
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import NonFiniteError, address, kernel
-from hvd_deepreduce.ops.pieces import Pieces
+from hvd_deepreduce.ops.library import NOT_FINITE, NonFiniteError, address, kernel
+from hvd_deepreduce.ops.pieces import Pieces, table_of
 from hvd_deepreduce.ops.program import Program
 from hvd_deepreduce.ops.rice_blocks import blocks_of
 from hvd_deepreduce.ops.types import F32, U8, Device, u32, u64
@@ -28,7 +28,6 @@ SETTINGS = np.dtype([("form", "u4"), ("bits", "u4"), ("bucket_size", "u8"), ("l2
 _bound = kernel("fused_bound", "U", "UUP")
 _encode = kernel("fused_encode", "I", "PPPPUUUPuuuuuiip")
 _decode = kernel("fused_decode", "I", "PUUpUpPdU*i")
-_NOT_FINITE = -7
 _MOST_BYTES = 1 << 30
 """Of data that is decoded on a GPU: its elements are fewer than 2^32 then."""
 _JOB_WORDS = 16
@@ -67,17 +66,14 @@ def encode(
     """
     common, (seed, parameter, step, rank) = address(settings), key
     out = np.empty(_bound(gradient.size, kept, common), np.uint8)
-    if isinstance(gradient, Pieces):
-        table = gradient.table
-    else:
-        table = np.array(((address(gradient),), (gradient.size,)), np.uint64)
+    table = table_of(gradient)
     where, pieces = address(table), table.shape[1]
     kept_in = None if residual is None else address(residual)
     size = _encode(
         kept_in, kept_in if into is None else address(into), where, where + 8 * pieces, pieces, gradient.size, kept,
         common, salt, seed, parameter, step & 0xFFFFFFFF, rank, finite, threads, out,
     )  # fmt: skip
-    if size == _NOT_FINITE:
+    if size == NOT_FINITE:
         raise NonFiniteError
     if size < 0:
         raise MemoryError(f"not enough memory to encode a gradient of {gradient.size} elements")

@@ -20,6 +20,8 @@ class NonFiniteError(ValueError):
     """A gradient contains NaN or infinity, so it must be sent uncompressed."""
 
 
+NOT_FINITE = -7
+"""What kernels return then."""
 BUILD = (
     "install the package with 'pip install .', or run 'python setup.py build_ext --inplace' in a checkout; both need a "
     "C++17 compiler"

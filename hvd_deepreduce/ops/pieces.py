@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from hvd_deepreduce.ops import arrays
-from hvd_deepreduce.ops.types import Floats
+from hvd_deepreduce.ops.library import address
+from hvd_deepreduce.ops.types import U64, Floats
 
 
 class Pieces:
@@ -59,3 +60,8 @@ class Pieces:
             begin = end
         arrays.copy_finite_many(copies, self.dtype)
         return vector
+
+
+def table_of(vector: Floats | Pieces) -> U64:
+    """As ``Pieces.table``; a contiguous array is one piece."""
+    return vector.table if isinstance(vector, Pieces) else np.array(((address(vector),), (vector.size,)), np.uint64)

@@ -10,10 +10,12 @@ from hvd_deepreduce.ops import arrays, deferred
 from hvd_deepreduce.ops.deferred import counter, read_counter, residual_guard
 from hvd_deepreduce.ops.device import NULL, THREADS, array_module, cleared, for_each, grid, launch, scan_status, suffix
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import kernels_by_dtype
-from hvd_deepreduce.ops.types import U32, Device, Floats, u32, u64
+from hvd_deepreduce.ops.library import NOT_FINITE, NonFiniteError, address, kernel, kernels_by_dtype
+from hvd_deepreduce.ops.pieces import Pieces, table_of
+from hvd_deepreduce.ops.types import F32, U32, Device, Floats, u32, u64
 
 _topk = kernels_by_dtype("topk", "I", "ppUUppi")
+_topk_into = kernel("topk_into", "I", "pPPPUUUippi")
 _topk_of_chunks = kernels_by_dtype("topk_of_chunks", "I", "ppUUUUppi")
 _threshold = kernels_by_dtype("threshold", "P", "ppUdi*")
 _threshold_bits = kernels_by_dtype("threshold_bits", "U", "d")
@@ -162,6 +164,36 @@ def _(
         places, values = threshold(values, None, 0.0)
         indices = arrays.gather(indices, places)
     return indices, values
+
+
+def topk_into(
+    dense: F32, gradient: F32 | Pieces, into: F32, k: int, finite: bool, threads: int = 1
+) -> tuple[U32, F32]:
+    """As ``topk``, on the host, but ``dense + gradient`` is written elsewhere, and checked in the same pass.
+
+    Args:
+        dense: float32 ``[numel]``, finite; it does not change.
+        gradient: as large; it does not change.
+        into: float32 ``[numel]``, memory apart from both.
+        finite: whether the gradient is known to be finite.
+
+    Returns:
+        indices, values: of ``into``, as for ``topk``.
+
+    Raises:
+        NonFiniteError: the gradient has NaN or infinity. ``into`` may have changed.
+        MemoryError: as ``topk``.
+    """
+    indices, values, table = np.empty(k, np.uint32), np.empty(k, np.float32), table_of(gradient)
+    where, pieces = address(table), table.shape[1]
+    count = _topk_into(
+        dense, address(into), where, where + 8 * pieces, pieces, dense.size, k, finite, indices, values, threads
+    )
+    if count == NOT_FINITE:
+        raise NonFiniteError
+    if count < 0:
+        raise MemoryError(f"not enough memory for the candidates of top-k of {dense.size} elements")
+    return indices[:count], values[:count]
 
 
 def _most_of_chunks(numel: int, chunk: int, k: int, last: int) -> int:

@@ -12,9 +12,10 @@ import numpy as np
 
 from hvd_deepreduce.codecs.interfaces import U8, U32, Floats, Parts, RngKey, Sparsifier, sparsifiers
 from hvd_deepreduce.codecs.sparse_tensor import MAX_NUMEL, SparseTensor
+from hvd_deepreduce.codecs.sparsify.topk import TopK, kept_of
 from hvd_deepreduce.config.error_feedback import DGC, ScaledMomentum
 from hvd_deepreduce.config.settings import Config
-from hvd_deepreduce.ops import arrays, deferred, momentum, sparse
+from hvd_deepreduce.ops import arrays, deferred, momentum, select, sparse
 from hvd_deepreduce.ops.device import on_device_of
 from hvd_deepreduce.ops.library import NonFiniteError
 from hvd_deepreduce.ops.pieces import Pieces
@@ -142,6 +143,16 @@ class Pipeline:
     def takes_fused(self, dtype: np.dtype[Any]) -> bool:
         """Whether ``encode`` is a native call for gradients of this dtype on the host, and ``into`` costs nothing."""
         return self.fused is not None and self.fused.encodes and dtype == np.float32
+
+    def selects_elsewhere(self, dtype: np.dtype[Any]) -> bool:
+        """Whether ``select`` takes ``into`` for gradients of this dtype on the host."""
+        sparsifier = self.config.sparsifier
+        return (
+            type(sparsifier) is TopK
+            and sparsifier.density_of == "elements"
+            and dtype == np.float32
+            and not self.config.has_velocity
+        )
 
     def encode_uncompressed(self, gradient: Floats, key: RngKey, version: Literal[1, 2] = 1) -> U8:
         """The container of all elements as they are: what ``encode`` makes of a gradient that is not finite."""
@@ -273,30 +284,54 @@ class Pipeline:
 
     def select(
         self,
-        gradient: Floats,
+        gradient: Floats | Pieces,
         residual: Floats | None,
         key: RngKey,
         parts: Parts | None = None,
         finite: bool = False,
         keys: Sequence[RngKey] | None = None,
+        into: Floats | None = None,
     ) -> tuple[U32 | None, Floats] | None:
         """What to send of a gradient, for an exchange that encodes by itself. The gradient is added to the residual.
 
         Args:
-            gradient, residual, key, finite: as for ``encode``.
+            gradient, residual, key, finite: as for ``encode``. Only with ``into`` it can be in pieces.
             parts: slices to select from separately; ``None``: select from the whole gradient.
             keys: of the parts; ``None``: they all have ``key``.
+            into: as for ``encode``, where ``selects_elsewhere``.
 
         Returns:
             Sorted indices (``None``: all elements) and finite values. ``None`` if the gradient contains NaN or
             infinity; the residual is then unchanged.
         """
         try:
+            if into is not None:
+                assert residual is not None
+                try:
+                    return self._select_into(gradient, residual, into, key, parts or [(0, residual.size)], finite)
+                except NonFiniteError:
+                    into[:] = residual
+                    raise
+            assert not isinstance(gradient, Pieces)
             return self._selecting(
                 gradient, residual, key, lambda indices, values: (indices, values), finite, None, parts, keys
             )
         except NonFiniteError:
             return None
+
+    def _select_into(
+        self, gradient: Floats | Pieces, residual: Floats, into: Floats, key: RngKey, parts: Parts, finite: bool
+    ) -> tuple[U32 | None, Floats]:
+        sparsifier = self.config.sparsifier_at(key.step)
+        assert isinstance(sparsifier, TopK)
+        selected: list[tuple[U32 | None, Floats]] = []
+        for begin, end in parts:
+            of_part = gradient.part(begin, end) if isinstance(gradient, Pieces) else gradient[begin:end]
+            kept = kept_of(sparsifier.density, end - begin)
+            selected.append(
+                select.topk_into(residual[begin:end], of_part, into[begin:end], kept, finite, self.threads)
+            )
+        return selected[0] if len(parts) == 1 else _joined(parts, selected)
 
     def _selecting(
         self,
@@ -323,7 +358,7 @@ class Pipeline:
             raise ContainerError(
                 f"the gradient has {gradient.size} elements, and at most 2^32 - 1 are allowed: split the parameter"
             )
-        select, threads = (sparsifier or self.config.sparsifier_at(key.step)).select, self.threads
+        select_from, threads = (sparsifier or self.config.sparsifier_at(key.step)).select, self.threads
         dense, to_add = (gradient, None) if residual is None else (residual, None if added else gradient)
         while True:
             try:
@@ -332,10 +367,10 @@ class Pipeline:
                 exact = key.parameter in self._few_nonzeros
                 with deferred.encoding(gradient, residual, threads, exact, finite):
                     if parts is None:
-                        indices, values = select(dense, to_add, key, threads)
+                        indices, values = select_from(dense, to_add, key, threads)
                     else:
                         indices, values = _joined(parts, [
-                            select(dense[i:j], None if to_add is None else to_add[i:j], of_part, threads)
+                            select_from(dense[i:j], None if to_add is None else to_add[i:j], of_part, threads)
                             for (i, j), of_part in zip(parts, keys or [key] * len(parts), strict=True)
                         ])  # fmt: skip
                     deferred.end_selection()

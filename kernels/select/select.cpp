@@ -341,6 +341,12 @@ i64 topk_into(const float* dense, const Pieces<float>& grads, float* out, u64 n,
     return topk(dense, grads, out, n, k, finite, indices, values, threads);
 }
 
+// As topk_into, of a vector in `pieces` pieces of memory.
+DR_API i64 dr_topk_into(const float* dense, float* out, const u64* addresses, const u64* ends, u64 pieces, u64 n, u64 k,
+                        int finite, u32* indices, float* values, int threads) {
+    return topk_into(dense, {addresses, ends, pieces}, out, n, k, finite != 0, indices, values, threads);
+}
+
 // dense += grad (unless null), then the k elements of largest magnitude, or all that are not zero if these are fewer:
 // their sorted indices and their values. All elements are finite, 0 <= k <= n. Returns how many were selected, or -1 if
 // memory is short; a part of grad may then have been added.

@@ -16,13 +16,17 @@ from mpi4py import MPI
 
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.joint.stream import Stream
+from hvd_deepreduce.engine import Engine
 from hvd_deepreduce.exchange.mpi import queue as queues
+from hvd_deepreduce.exchange.mpi import session
 from hvd_deepreduce.exchange.mpi.errors import ExchangeError, LostRankError
 from hvd_deepreduce.exchange.mpi.queue import ExchangeQueue
 from hvd_deepreduce.exchange.settings import DenseStreamExchange, TopKAllGather
 from hvd_deepreduce.exchange.traffic import Traffic
+from hvd_deepreduce.ops import select
 from tests import cuda_emulator
 from tests.case_runner import case
+from tests.engine import test_one_pass as one_pass
 from tests.engine.numpy_adapter import EmulatedTensors, NumpyAdapter, NumpyTensors
 from tests.exchange.external import DenseSum
 from tests.exchange.faults import BAD, COMM, RANK, SIZE
@@ -53,7 +57,7 @@ def error_of(future) -> str:
 
 def submit(queue: ExchangeQueue, bucket: int, step: int = 0, value: float = 1.0, settings=None, make=None):
     row, out = np.full(NUMEL, value, np.float32), np.zeros(NUMEL, np.float32)
-    return queue.submit(settings or TopKAllGather(), make or (lambda: (row, None)), out, key(bucket, step)), out
+    return queue.submit(settings or TopKAllGather(), make or (lambda: (row, None)), lambda: out, key(bucket, step)), out
 
 
 def assert_works(queue: ExchangeQueue, step: int) -> None:
@@ -118,7 +122,7 @@ def an_error_before_the_exchange_is_an_error_on_all_ranks() -> None:
     with new_queue() as queue:  # a stream cannot be used, for instance
         row = np.ones(NUMEL, np.float32)
         within = contextlib.nullcontext if RANK != BAD else broken
-        pending = queue.submit(TopKAllGather(), lambda: (row, None), np.zeros_like(row), key(0), within)
+        pending = queue.submit(TopKAllGather(), lambda: (row, None), lambda: np.zeros_like(row), key(0), within)
         assert error_of(pending) == f"rank {BAD}: MemoryError: no room to select"
     with new_queue() as queue:
         said = error_of(submit(queue, 0, settings=Missing())[0])
@@ -246,6 +250,34 @@ def what_keeps_one_rank_from_exchanging_is_an_error_on_all() -> None:
 
 
 @case
+def gradients_that_stay_where_they_are() -> None:
+    """What is sent and kept is what it is where every residual is changed in place, also after an error."""
+
+    def steps(settings: dict[str, object]) -> list[dict[str, bytes]]:
+        adapter = NumpyAdapter(MPICollectives(COMM), one_pass.MODEL, {**ONE_BUCKET, **settings})
+        found = one_pass.one_by_one(adapter, RANK)
+        adapter.engine.stats.measuring = False
+        with patch.object(session, "_digest", lambda *_: RANK), pytest.raises(ExchangeError, match="sums differ"):
+            one_pass.one_by_one(adapter, RANK)
+        found.append(one_pass.kept(adapter.engine))
+        adapter.engine.queues.close()
+        return found
+
+    for settings in (
+        {},
+        {"scope": "bucket", "bucket_bytes": 30_000, "exchange": "sparcml"},
+        {"selection": "tensor", "exchange": "topk_allgather"},
+        {"density_schedule": {"steps": [[2, 0.5], [4, 0.25]]}},
+    ):
+        with patch.object(select, "topk_into", wraps=select.topk_into) as into:
+            elsewhere = steps(settings)
+            calls = into.call_count
+            with patch.object(Engine, "in_one_pass", lambda *_: False):
+                assert steps(settings) == elsewhere
+            assert into.call_count == calls > 3
+
+
+@case
 def what_fails_before_a_bucket_is_queued_is_an_error_on_all_ranks() -> None:
     adapter = NumpyAdapter(MPICollectives(COMM), MODEL, ONE_BUCKET)
     gradients = {name: np.ones(shape, dtype) for name, (shape, dtype) in MODEL.items()}
@@ -347,7 +379,7 @@ def a_gpu_that_fails_after_the_agreement_is_a_lost_rank() -> None:
     row, out = np.full(NUMEL, RANK + 1.0, np.float32), cuda_emulator.zeros(NUMEL, np.float32)
     with new_queue() as queue:
         with patch.object(queues.device, "synchronize", broken if RANK == BAD else queues.device.synchronize):
-            first = queue.submit(TopKAllGather(), lambda: (row, None), out, key(0))
+            first = queue.submit(TopKAllGather(), lambda: (row, None), lambda: out, key(0))
             if RANK == BAD:
                 with pytest.raises(LostRankError, match="the GPU has failed"):
                     first.result(20)
@@ -378,7 +410,7 @@ def sums_of_another_package_on_a_gpu_are_compared() -> None:
         for on_gpu in (range(SIZE), [BAD]):  # all ranks' sums, or those of one rank
             out = cuda_emulator.zeros(NUMEL, np.float32) if RANK in on_gpu else np.zeros(NUMEL, np.float32)
             with new_queue() as queue, patch.object(DenseSum, "load", lambda self: summed):
-                pending = queue.submit(DenseSum(), lambda: (row, None), out, key(0))
+                pending = queue.submit(DenseSum(), lambda: (row, None), lambda out=out: out, key(0))
                 if wrong:
                     assert "the ranks' sums differ" in error_of(pending)
                 else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def expected(ranks) -> np.ndarray:
 def check(queue: ExchangeQueue, settings, ranks, me: int) -> Traffic:
     """The sum and the residual of one exchange; returns the bytes sent and received."""
     residual, out = accumulated(RANK), np.full(NUMEL, np.nan, np.float32)
-    traffic = queue.submit(settings, lambda: (tensor(RANK), residual), out, RngKey(1, 2, 3, me)).result(60)
+    traffic = queue.submit(settings, lambda: (tensor(RANK), residual), lambda: out, RngKey(1, 2, 3, me)).result(60)
     assert np.allclose(out, expected(ranks), atol=1e-5), settings
     assert not residual[selection(RANK)].any() and residual.any(), settings
     return traffic
@@ -78,7 +79,7 @@ def an_exchange_without_a_function_is_refused() -> None:
     queue = ExchangeQueue()
     residual = accumulated(RANK)
     with pytest.raises(ValueError, match="exchange 'allgather' has no function over MPI"):
-        queue.submit(AllGather(), lambda: (tensor(RANK), residual), np.zeros(NUMEL, np.float32), RngKey(0, 0, 0))
+        queue.submit(AllGather(), lambda: (tensor(RANK), residual), lambda: residual, RngKey(0, 0, 0))
     assert np.array_equal(residual, accumulated(RANK))
     check(queue, SparCML(), range(SIZE), RANK)  # the queue works on
 
@@ -112,7 +113,7 @@ def two_queues_of_one_communicator() -> None:
         return SparseTensor(NUMEL, own.indices, (1 + number) * own.values), None
 
     sums = [
-        queue.submit(TopKAllGather(), lambda number=number: make(number), out, RngKey(0, 0, 0, RANK))
+        queue.submit(TopKAllGather(), partial(make, number), lambda out=out: out, RngKey(0, 0, 0, RANK))
         for number, (queue, out) in enumerate(zip(queues, outs, strict=True))
     ]
     threading.Timer(0.2, release.set).start()

@@ -18,6 +18,8 @@ from hvd_deepreduce.exchange.statements import gather, refusal
 from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.needs import needed
 from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.ops.pieces import Pieces
+from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire.quoting import quoted
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ class MpiExchange(Exchange):
         self._settings, self._queues = settings, queues
         self.on_host = not settings.on_gpu
 
+    def in_one_pass(self, pipeline: Pipeline, dtype: np.dtype[Any]) -> bool:
+        return pipeline.selects_elsewhere(dtype)
+
     def start(self, rank: Rank, bucket: Bucket) -> Pending:
         residual: Floats | None = None
         failure: Exception | None = None
@@ -56,20 +61,25 @@ class MpiExchange(Exchange):
         def select() -> tuple[SparseTensor | Floats, Floats | None]:
             if failure is not None:
                 raise failure
+            keeps, gradient = residual, bucket.gradient if bucket.pieces is None else bucket.pieces
             with rank.stats.span("encode", bucket.name, bucket.filling):
-                selected = pipeline.select(bucket.gradient, residual, key, parts, bucket.finite)
+                into = rank.next_residual(bucket, residual)
+                selected = pipeline.select(gradient, residual, key, parts, bucket.finite, into=into)
+                if into is not None and residual is not None:
+                    rank.replace_residual(bucket, residual, into)
+                    keeps = into
             if selected is None:  # not finite: sent whole, and the residual is unchanged
-                return np.array(arrays.to_host(bucket.gradient)), None
+                return gradient.joined() if isinstance(gradient, Pieces) else np.array(arrays.to_host(gradient)), None
             indices, values = (None if part is None else arrays.to_host(part) for part in selected)
             assert values is not None
-            return values if indices is None else SparseTensor(bucket.gradient.size, indices, values), residual
+            return values if indices is None else SparseTensor(gradient.size, indices, values), keeps
 
         try:
             rank.collectives.wait_step_check()
         except Exception as error:
             return FailedStart(error)
         queue = self._queues.queue(bucket.queue, self._settings.name)
-        summed = queue.submit(self._settings, select, bucket.gradient, key, bucket.side_stream())
+        summed = queue.submit(self._settings, select, lambda: bucket.gradient, key, bucket.side_stream())
         return _Queued(rank, bucket, summed, Future.result)
 
     def prepare(self, queues: int) -> None:

@@ -38,7 +38,7 @@ class _Task:
 
     settings: ExchangeSettings
     make: Callable[[], tuple[Tensor, Floats | None]]
-    out: Floats
+    out: Callable[[], Floats]
     key: RngKey
     within: Callable[[], AbstractContextManager[Any]]
     future: Future[Traffic]
@@ -116,7 +116,7 @@ class ExchangeQueue:
         self,
         settings: ExchangeSettings,
         make: Callable[[], tuple[Tensor, Floats | None]],
-        out: Floats,
+        out: Callable[[], Floats],
         key: RngKey,
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Future[Traffic]:
@@ -126,8 +126,9 @@ class ExchangeQueue:
             settings: which exchange, and its settings. Its function is called on the queue's thread.
             make: returns this rank's tensor, and the residual to subtract what was sent from, or None. Called on the
                 queue's thread.
-            out: float32 or float64 ``[numel]``, which gets the sum. Not to be used before the future is done. On a GPU
-                only if the settings have ``on_gpu``; all work on it and on the residual is over then.
+            out: returns the array which gets the sum, float32 or float64 ``[numel]``; called after ``make``. It is not
+                to be used before the future is done. On a GPU only if the settings have ``on_gpu``; all work on it and
+                on the residual is over then.
             key: which sum this is (seed, bucket and step, the same on all ranks), and the randomness for rounding.
             within: makes the context in which ``make`` and the exchange run, such as a stream of a GPU.
 
@@ -271,10 +272,10 @@ def _sum(state: _QueueState, task: _Task, stack: ExitStack) -> Traffic:
         sent = _exchange(state, task, stack)
     except BaseException:
         with suppress(Exception):
-            _wait_for(task.out)
+            _wait_for(task.out())
         raise
     try:
-        _wait_for(task.out)
+        _wait_for(task.out())
     except Exception as error:
         # The other ranks have agreed on this sum, and would wait for this rank in the next exchange.
         raise state.private.abandon(error) from error
@@ -296,14 +297,14 @@ def _exchange(state: _QueueState, task: _Task, stack: ExitStack) -> Traffic:
         with Session(state.comm, None, what, key=task.key, failure=error):
             raise AssertionError from error  # entering raises on all ranks
     if task.settings.in_session:
-        return function(task.settings, state.comm, tensor, task.out, residual, task.key)
-    before = traffic_since(state.comm)
-    with Session(state.comm, tensor, what, out=task.out, key=task.key) as session:
+        return function(task.settings, state.comm, tensor, task.out(), residual, task.key)
+    before, out = traffic_since(state.comm), task.out()
+    with Session(state.comm, tensor, what, out=out, key=task.key) as session:
 
         def run() -> Traffic:
-            return Traffic(*function(task.settings, state.comm, tensor, task.out, residual, task.key))
+            return Traffic(*function(task.settings, state.comm, tensor, out, residual, task.key))
 
         own = session.transport.attempt(NOTHING, run)
-        session.agree(lambda: task.out)
+        session.agree(lambda: out)
         around = traffic_since(state.comm, before)
         return Traffic(own.sent + around.sent, own.received + around.received)

@@ -1,0 +1,54 @@
+"""Freed memory stays with the process."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from hvd_deepreduce.ops import heap
+from tests.engine.numpy_adapter import NumpyAdapter, run_ranks
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+STEPS = """
+import resource, sys
+import numpy as np
+from hvd_deepreduce.ops import heap
+
+if "keep" in sys.argv:
+    heap.keep_freed()
+for step in range(6):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    gradients = [np.ones(2**18, np.float32) for _ in range(64)]
+    taken = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    gradients.clear()
+print(taken)
+"""
+PAGES = 64 * 2**20 // 4096
+
+
+def pages(*words: str, **environment: str) -> int:
+    """How many pages the last step fetches."""
+    inherited = {name: value for name, value in os.environ.items() if name not in heap._CHOSEN}
+    command = [sys.executable, "-c", STEPS, *words]
+    return int(subprocess.run(command, env={**inherited, **environment}, capture_output=True, check=True).stdout)
+
+
+def test_a_step_fetches_no_memory_that_the_last_one_has_freed():
+    assert pages() > PAGES / 2
+    assert pages("keep") < PAGES / 100
+
+
+def test_settings_of_the_environment_hold():
+    assert pages("keep", MALLOC_TRIM_THRESHOLD_="131072") > PAGES / 2
+
+
+def test_the_first_bucket_on_the_host_asks_for_it():
+    with patch.object(heap, "keep_freed") as asked:
+        run_ranks(1, lambda it: NumpyAdapter(it, {"a": ((9,), "f4")}, "topk_rice_qsgd").step({"a": np.ones(9, "f4")}))
+    assert asked.called
