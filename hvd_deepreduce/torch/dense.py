@@ -15,29 +15,30 @@ class DenseBypass:
     Attributes:
         left: how many follow.
         begun: whether they have begun, and not ended.
+        grad_ready: whether a gradient has come since a step was counted.
     """
 
     def __init__(self) -> None:
         self.left = self._taken = 0
-        self._grad_ready = self.begun = False
+        self.grad_ready = self.begun = False
         self._wire, self._dense = Traffic(), 0
 
     def begin(self, engine: Engine, steps: int) -> None:
         """So many steps follow that send as much as the one that is under way."""
         last = engine.stats.last
-        self.left, self._taken, self._grad_ready, self.begun = steps, 0, False, True
+        self.left, self._taken, self.grad_ready, self.begun = steps, 0, False, True
         self._wire, self._dense = Traffic(last.bytes_sent, last.bytes_received), last.dense_bytes
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What Horovod calls with a gradient."""
-        self._grad_ready = True
+        self.grad_ready = True
         return uncompressed(tensor)
 
     def count(self, engine: Engine) -> None:
-        """One of them was taken, if gradients have come. PyTorch calls its hook twice where an optimizer calls another
-        one's step."""
-        if self._grad_ready:
-            self._grad_ready = False
+        """One of them was taken, if gradients have come: PyTorch calls its hook twice, as Horovod's optimizer calls
+        another one's step."""
+        if self.grad_ready:
+            self.grad_ready = False
             engine.stats.begin_step()
             engine.stats.add(wire=self._wire, dense=self._dense)
             engine.stats.end_step()

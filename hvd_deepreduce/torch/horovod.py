@@ -181,8 +181,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         """
         if tensor is None:
             raise no_instance()
-        if self._bypass.begun:
-            return self._bypass.compress(tensor)
         engine = self._engine
         if engine.closed:
             engine.check_open()
@@ -225,8 +223,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             MismatchError: the ranks' configs differ.
             RuntimeError: ``close`` was called.
         """
-        if self._bypass.begun:
-            return restore(tensor, ctx)
         engine = self._engine
         try:
             if engine.closed:
@@ -264,8 +260,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._step_checked = False
 
     def _enter_bypass(self) -> None:
-        """With ``mode: auto``, while steps are dense for certain and nothing waits in a residual, Horovod's calls pass
-        by, and this object takes no time."""
+        """With ``mode: auto``, while steps are dense for certain and nothing waits in a residual, Horovod's calls go to
+        the bypass, and this object takes no time."""
         engine, bypass = self._engine, self._bypass
         if bypass.left:
             bypass.count(engine)
@@ -275,11 +271,13 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             certain = 0 if engine.failed or self._collectives.elastic() else engine.choice.certain()
             if certain and not any(map(engine.to_flush, engine.parameters.values())):
                 bypass.begin(engine, certain)
+                self.compress, self.decompress = bypass.compress, restore  # type: ignore[method-assign]
                 _remove(self._handles)
 
     def _leave_bypass(self) -> None:
         if self._bypass.begun:
             self._bypass.end(self._engine)
+            del self.compress, self.decompress
             self._hook()
 
     def _hook(self) -> None:
@@ -454,6 +452,8 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if engine.closed:
             engine.check_open()
         if engine.choice is not None:
+            if compression._bypass.begun and not compression._bypass.grad_ready:
+                return  # the second call in this step
             compression._enter_bypass()
         compression._optimizers.check(optimizer)
     elif isinstance(compression, type) and issubclass(compression, DeepReduce):
