@@ -217,7 +217,7 @@ def silent() -> None:
             print(error, flush=True)
         else:
             raise AssertionError("no error")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def silent_midway() -> None:

@@ -94,7 +94,7 @@ def buckets_of_different_ranks_are_not_added() -> None:
         for bucket in range(2, 5):
             again = error_of(submit(queue, bucket, 1)[0])
             assert "an earlier exchange of this job failed" in again and said in again and "load_state_dict" in again
-        assert time.monotonic() - began < 1 and isinstance(queue.failure, ExchangeError)
+        assert time.monotonic() - began < 10 and isinstance(queue.failure, ExchangeError)
     with new_queue() as queue:
         assert_works(queue, 3)
 
@@ -203,7 +203,7 @@ def an_exchange_under_way_does_not_hold_close_up() -> None:
         later, _ = submit(queue, 2)
         began = time.monotonic()
         queue.close(seconds=0.2)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         for future in (pending, later):
             with pytest.raises((LostRankError, RuntimeError), match="has closed its exchanges|was closed before"):
                 future.result(1)
@@ -300,7 +300,7 @@ def a_queue_that_one_rank_does_not_make() -> None:
     if RANK != BAD:
         with pytest.raises(LostRankError, match="did not all make their queue of exchanges within 0.3 s"):
             ExchangeQueue(comm=parent, seconds=0.3)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
     COMM.Barrier()
     if RANK == BAD:  # MPI's own call ends now on all ranks, but the others have given up
         with pytest.raises(LostRankError):
@@ -390,7 +390,7 @@ def a_gpu_that_fails_after_the_agreement_is_a_lost_rank() -> None:
         began = time.monotonic()
         with pytest.raises(LostRankError):
             submit(queue, 1)[0].result(20)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
 
 
 @case

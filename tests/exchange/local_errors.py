@@ -46,7 +46,7 @@ def raises(error: BaseException):
 def refused_promptly(*words: str, call) -> None:
     began = time.monotonic()
     refused(*words, call=call)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 @case
@@ -329,7 +329,7 @@ def an_unexpected_error_outside_the_programs_computations() -> None:
                 densestream.allreduce(comm, mine(), timeout=20)
             except LostRankError as error:
                 text = str(error)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         texts = set(COMM.allgather(text))
         assert texts == {f"a rank is lost: rank {BAD} left the exchange: RuntimeError: no schedule"}, texts
         try:

@@ -65,7 +65,7 @@ def test_emulated_network(emulated_network: None) -> None:
     assert "host1" in done.stdout and "host2" in done.stdout
     # 20 Mbit on a link of 100 Mbit/s.
     seconds = max(float(line.split()[-1]) for line in done.stdout.splitlines() if "seconds" in line)
-    assert 0.15 < seconds < 3
+    assert 0.15 < seconds < 10
     assert netlab("run", "sh", "-c", "exit 7", check=False).returncode == 7
 
 
