@@ -91,7 +91,9 @@ def timed(names: list[str], steps: int, shape: dict[str, Any]) -> dict[str, Any]
         jobs[name].check()
     parameters = sum(one.numel() for one in jobs[names[0]].model.parameters())
     found: dict[str, Any] = {"parameters": parameters, "said": [job.said() for job in jobs.values() if job.said()]}
-    found["jobs"] = {name: {"seconds": own, "bytes": float(np.median(most))} for name, (own, most) in figures.items()}
+    found["jobs"] = {
+        name: {"seconds": own, "bytes": float(np.median(most))} for name, (own, most, _) in figures.items()
+    }
     for job in jobs.values():
         job.close()
     return found

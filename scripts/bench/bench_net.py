@@ -110,8 +110,9 @@ class Bench:
     ) -> list[dict[str, Any]]:
         """The figures of some exchanges, which are interleaved, of the slowest rank and of the one that got most."""
         found = []
-        for name, (times, most) in emulated_network.measured(steps, repeat, self.slowest, warm, prepare).items():
+        for name, (times, most, busy) in emulated_network.measured(steps, repeat, self.slowest, warm, prepare).items():
             row = {"name": name, "seconds": float(np.median(times)), "all": times, "bytes_in": int(np.median(most))}
+            row["busy"] = self.comm.allreduce(float(np.median(busy)))
             if self.comm.rank == 0:
                 print(f"  {name:34s} {row['seconds']:8.3f} s  {row['bytes_in'] / 1e6:9.1f} MB in", flush=True)
             found.append(row)
@@ -248,15 +249,17 @@ Input: {result["input"]}. {where}, with one thread per rank; load {read["load"]:
 with the least and the most. Baseline: `dense`, Horovod's allreduce.{beside}
 Horovod is shut down while TopkA, TopkDA and DSA are timed: its background thread, which every job has, would slow them
 on shared cores. The `adapter` rows are what a job has: whole steps of `hvd.DistributedOptimizer` with Horovod's thread,
-a small backward pass and an update; their baseline is `adapter: dense`."""
+a small backward pass and an update; their baseline is `adapter: dense`. Open MPI yields while it waits; what it takes
+all the same is among the time on a processor, of which there are {read["cores"]} seconds in a second."""
         )
-        head, lines = ["", "seconds", "baseline / this"], []
+        head, lines = ["", "seconds", "baseline / this", "on a processor, all ranks, s"], []
         if wire:
             head += ["its bytes on the wire alone, s", "dense on the wire alone / this", "MB in"]
         for name, row in rows.items():
             against = rows.get("adapter: dense") if name.startswith("adapter") else dense
             ratio = f"{against['seconds'] / row['seconds']:.1f}x" if against else ""
-            lines.append([name, f"{row['seconds']:.3f} ({min(row['all']):.3f} to {max(row['all']):.3f})", ratio])
+            spread = f"{row['seconds']:.3f} ({min(row['all']):.3f} to {max(row['all']):.3f})"
+            lines.append([name, spread, ratio, f"{row['busy']:.3f}"])
             if wire:
                 own = 8 * row["bytes_in"] / bits_per_second(read["rate"])
                 lines[-1] += [f"{own:.3f}", f"{wire / row['seconds']:.1f}x", f"{row['bytes_in'] / 1e6:.1f}"]

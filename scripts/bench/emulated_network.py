@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,8 @@ def run(
         variables: of the ranks' environment, beside the caller's.
         seconds: after which the program is ended by subprocess.TimeoutExpired; None: there is no limit.
     """
-    given = {"OMP_NUM_THREADS": "1", **(variables or {})}
+    # As docs/using.md says for ranks without a spare core.
+    given = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", **(variables or {})}
     environment = {**os.environ, **given}
     command = ["mpirun", "-np", str(hosts * ranks)]
     for name in [*given, *(["PYTHONPATH"] if "PYTHONPATH" in environment else [])]:
@@ -81,22 +83,25 @@ def measured(
     slowest: Callable[[np.ndarray], np.ndarray],
     warm: int,
     prepare: Callable[[str], None] | None = None,
-) -> dict[str, tuple[list[float], list[float]]]:
+) -> dict[str, tuple[list[float], list[float], list[float]]]:
     """Interleaves steps (step_times.py).
 
     Returns:
-        Of each, the seconds and the bytes that came over the link in the rounds that count, of the rank with the most.
+        Of each, the seconds and the bytes that came over the link in the rounds that count, of the rank with the most;
+        and the seconds that all threads of this rank were on a processor.
     """
     received: dict[str, list[int]] = {name: [] for name in steps}
+    busy: dict[str, list[float]] = {name: [] for name in steps}
 
     def counted(name: str) -> None:
-        before = received_bytes()
+        before, busy_before = received_bytes(), time.process_time()
         steps[name]()
+        busy[name].append(time.process_time() - busy_before)
         received[name].append(received_bytes() - before)
 
     seconds = interleaved({name: partial(counted, name) for name in steps}, rounds, slowest, warm, prepare)
     most = {name: slowest(np.array(counts[warm:], np.float64)).tolist() for name, counts in received.items()}
-    return {name: (seconds[name], most[name]) for name in steps}
+    return {name: (seconds[name], most[name], busy[name][warm:]) for name in steps}
 
 
 def bits_per_second(rate: str) -> float:
