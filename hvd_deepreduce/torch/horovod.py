@@ -271,7 +271,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             certain = 0 if engine.failed or self._collectives.elastic() else engine.choice.certain()
             if certain and not any(map(engine.to_flush, engine.parameters.values())):
                 bypass.begin(engine, certain)
-                vars(self).update(compress=bypass.compress, decompress=restore)
+                self.__dict__.update(compress=bypass.compress, decompress=restore)
                 _remove(self._handles)
 
     def _leave_bypass(self) -> None:
