@@ -222,7 +222,7 @@ class SlicedSum(FailureDeferring):
     def _select(self) -> tuple[Floats | None, tuple[U32 | None, Floats] | None]:
         """The velocity's next state, and what to send (None: the gradient is not finite)."""
         pipeline = self.pipeline
-        corrected, gradient = pipeline.corrected(
+        corrected, gradient, advance = pipeline.corrected(
             self.gradient, self.velocity, self.residual, self.key.step, self.ranks
         )
         parts, keys = self.parts, None
@@ -232,7 +232,9 @@ class SlicedSum(FailureDeferring):
             parts, keys = [part for part, _ in filled], [key for _, key in filled]
         if not gradient.size:
             return corrected, (None, gradient.copy())
-        return corrected, pipeline.select(gradient, self.residual, self.key, parts, self.finite, keys)
+        return corrected, pipeline.select(
+            gradient, self.residual, self.key, parts, self.finite, keys, advance=advance
+        )
 
     @property
     def _draws(self) -> bool:

@@ -9,11 +9,13 @@ from hvd_deepreduce.ops import arrays, blocks
 from hvd_deepreduce.ops.deferred import residual_guard
 from hvd_deepreduce.ops.device import array_module, for_each, grid, launch, suffix
 from hvd_deepreduce.ops.dispatch import operation
-from hvd_deepreduce.ops.library import kernels_by_dtype
+from hvd_deepreduce.ops.library import address, kernels_by_dtype
 from hvd_deepreduce.ops.types import U32, Device, Floats, u32, u64
 
 _correct = kernels_by_dtype("momentum", "v", "ppUddippi")
 _scaled = kernels_by_dtype("scaled_momentum", "v", "pppUddddddppi")
+_advance_velocity = kernels_by_dtype("advance_velocity", "v", "pppUddii")
+_advance_squares = kernels_by_dtype("advance_squares", "v", "pppUddddddi")
 _BLOCK = 4096
 """Elements whose squares are summed on the device; the host sums the rest."""
 
@@ -108,16 +110,38 @@ def _scaling(beta2: float, step: int, decay: float, eps: float, scale: float) ->
     return beta2, 1 - beta2, 1 - beta2**step, 1 - decay, eps, scale
 
 
+def advance_velocity(
+    velocity: Floats, gradient: Floats, residual: Floats, factor: float, scale: float, nesterov: bool, threads: int = 1
+) -> None:
+    """As ``correct``, on the host and of a finite gradient: the velocity becomes the next one, and what the residual
+    gets is added to it, as by ``arrays.add``."""
+    _advance_velocity[gradient.dtype](velocity, gradient, residual, gradient.size, factor, scale, nesterov, threads)
+
+
+def advance_squares(
+    squares: Floats, gradient: Floats, momentum: Floats, beta2: float, step: int, decay: float, eps: float,
+    scale: float, threads: int = 1,
+) -> None:  # fmt: skip
+    """As ``scaled``, on the host and of a finite gradient: the squares become the next ones, and what the momentum gets
+    is added to it, as by ``arrays.add``."""
+    scaling = _scaling(beta2, step, decay, eps, scale)
+    _advance_squares[gradient.dtype](squares, gradient, momentum, gradient.size, *scaling, threads)
+
+
 @operation()
 def keep(velocity: Floats, corrected: Floats, sent: U32 | None) -> None:
-    """``velocity = corrected``, in place, with zeros for the elements that were sent; for ``None``, all of them.
+    """``velocity = corrected``, in place, with zeros for the elements that were sent; for ``None``, all of them. On the
+    host, both can be one array.
 
     On a GPU, within ``deferred.encoding``, ``velocity`` stays as it is if the encoded gradient is not finite.
 
     Args:
         sent: below ``velocity.size``; this is not checked.
     """
-    velocity[...] = 0 if sent is None else corrected
+    if sent is None:
+        velocity[...] = 0
+    elif address(corrected) != address(velocity):
+        velocity[...] = corrected
     if sent is not None:
         velocity[sent] = 0
 

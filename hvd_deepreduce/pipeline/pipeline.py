@@ -6,6 +6,7 @@ Arrays are NumPy's or, on a GPU, CuPy's; all work happens on the device of the a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -98,7 +99,7 @@ class Pipeline:
         if into is not None:
             into[:] = residual
             residual = into
-        corrected, gradient = self.corrected(gradient, velocity, residual, key.step, ranks)
+        corrected, gradient, advance = self.corrected(gradient, velocity, residual, key.step, ranks)
 
         def use(indices: U32 | None, values: Floats) -> U8:
             container, support = self.composed.encode(Source.dense(gradient, residual), indices, values, key)
@@ -118,7 +119,7 @@ class Pipeline:
                 except deferred.FewerNonzerosError:
                     self._few_nonzeros.add(key.parameter)
                     added = residual is not None
-            return self._selecting(gradient, residual, key, use, finite, sparsifier, added=added)
+            return self._selecting(gradient, residual, key, use, finite, sparsifier, added=added, advance=advance)
         except NonFiniteError:
             return self.encode_uncompressed(gradient, key, version)
 
@@ -160,25 +161,37 @@ class Pipeline:
 
     def corrected(
         self, gradient: Floats, velocity: Floats | None, residual: Floats | None, step: int, ranks: int
-    ) -> tuple[Floats | None, Floats]:
+    ) -> tuple[Floats | None, Floats, Callable[[], None] | None]:
         """The next velocity, and what the residual gets in place of the gradient. Without a velocity: None, and the
         gradient.
 
         Args:
             step: of the parameter, from 0 on.
+
+        Returns:
+            These; and on the host, with a residual, the velocity itself and the gradient, and a function that changes
+            the velocity and the residual in place, for ``select``.
         """
-        memory, scale = self.config.memory, 1.0
-        if isinstance(memory, ScaledMomentum) and velocity is not None and residual is not None:
+        memory, scale, in_place = self.config.memory, 1.0, residual is not None and type(gradient) is np.ndarray
+        if velocity is None:
+            return None, gradient, None
+        if isinstance(memory, ScaledMomentum) and residual is not None:
             if memory.clip is not None:
                 scale = momentum.clip_scale(gradient, memory.clip, self.threads)
-            return momentum.scaled(
-                velocity, gradient, residual, memory.beta2, step + 1, memory.decay, memory.eps, scale, self.threads
-            )
-        if velocity is None or not isinstance(memory, DGC):
-            return None, gradient
+            scaling = memory.beta2, step + 1, memory.decay, memory.eps, scale, self.threads
+            squares = velocity, gradient, residual, *scaling
+            if in_place:
+                return velocity, gradient, partial(momentum.advance_squares, *squares)
+            return *momentum.scaled(*squares), None
+        if not isinstance(memory, DGC):
+            return None, gradient, None
         if memory.clip is not None:
             scale = momentum.clip_scale(gradient, memory.clip / ranks**0.5, self.threads)
-        return momentum.correct(velocity, gradient, memory.momentum, scale, memory.nesterov, self.threads)
+        settings = memory.momentum, scale, memory.nesterov, self.threads
+        if in_place:
+            assert residual is not None
+            return velocity, gradient, partial(momentum.advance_velocity, velocity, gradient, residual, *settings)
+        return *momentum.correct(velocity, gradient, *settings), None
 
     def keep_velocity(self, velocity: Floats, corrected: Floats, support: U32 | None) -> None:
         """``velocity`` becomes ``corrected``, of which the elements that were sent start again.
@@ -291,6 +304,7 @@ class Pipeline:
         finite: bool = False,
         keys: Sequence[RngKey] | None = None,
         into: Floats | None = None,
+        advance: Callable[[], None] | None = None,
     ) -> tuple[U32 | None, Floats] | None:
         """What to send of a gradient, for an exchange that encodes by itself. The gradient is added to the residual.
 
@@ -299,6 +313,7 @@ class Pipeline:
             parts: slices to select from separately; ``None``: select from the whole gradient.
             keys: of the parts; ``None``: they all have ``key``.
             into: as for ``encode``, where ``selects_elsewhere``.
+            advance: of ``corrected``; called if the gradient is finite, in place of adding it to the residual.
 
         Returns:
             Sorted indices (``None``: all elements) and finite values. ``None`` if the gradient contains NaN or
@@ -314,8 +329,9 @@ class Pipeline:
                     raise
             assert not isinstance(gradient, Pieces)
             return self._selecting(
-                gradient, residual, key, lambda indices, values: (indices, values), finite, None, parts, keys
-            )
+                gradient, residual, key, lambda indices, values: (indices, values), finite, None, parts, keys,
+                advance=advance,
+            )  # fmt: skip
         except NonFiniteError:
             return None
 
@@ -344,11 +360,13 @@ class Pipeline:
         parts: Parts | None = None,
         keys: Sequence[RngKey] | None = None,
         added: bool = False,
+        advance: Callable[[], None] | None = None,
     ) -> R:
         """``use(indices, values)`` of what is selected.
 
         Args:
             added: whether the residual has the gradient already.
+            advance: as for ``select``.
 
         Raises:
             ContainerError: as ``encode``.
@@ -366,6 +384,9 @@ class Pipeline:
                 # elements are then counted first.
                 exact = key.parameter in self._few_nonzeros
                 with deferred.encoding(gradient, residual, threads, exact, finite):
+                    if advance is not None:
+                        advance()
+                        to_add = None
                     if parts is None:
                         indices, values = select_from(dense, to_add, key, threads)
                     else:

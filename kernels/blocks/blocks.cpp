@@ -5,7 +5,8 @@
 
 #include "common/cpu.h"
 
-typedef double Lanes __attribute__((vector_size(64)));
+// Four lanes: the compiler keeps vectors of this size in registers, and compares them without loops.
+typedef double Lanes __attribute__((vector_size(32)));
 
 // The order of summation, the same on every machine and on the GPU: float64, element j of a block in lane j % 8, then
 //
@@ -26,28 +27,33 @@ DR_CLONES static void element_norms(T* dense, const T* grad, bool l2, u64 first,
 template <class T>
 DR_CLONES static void block_norms(T* dense, const T* grad, u64 n, u64 block, bool l2, u64 first, u64 last,
                                   double* norms) {
-    typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
-    const Eight most = Eight{} + std::numeric_limits<T>::max();
+    typedef T Four __attribute__((vector_size(4 * sizeof(T))));
+    const Four most = Four{} + std::numeric_limits<T>::max();
+    const auto norms_of = [=](u64 i) {
+        Four x;
+        std::memcpy(&x, dense + i, sizeof x);
+        if (grad) {
+            Four g;
+            std::memcpy(&g, grad + i, sizeof g);
+            x += g;  // as `accumulated`
+            x = x < most ? x : most;
+            x = x > -most ? x : -most;
+            std::memcpy(dense + i, &x, sizeof x);
+        }
+        const Lanes wide = __builtin_convertvector(l2 ? x : x < (T)0 ? -x : x, Lanes);
+        return l2 ? wide * wide : wide;
+    };
     for (u64 b = first; b < last; ++b) {
         const u64 begin = b * block, end = begin + block < n ? begin + block : n;
-        Lanes sums = {};
+        Lanes low = {}, high = {};
         u64 i = begin;
         for (; i + 8 <= end; i += 8) {
-            Eight x;
-            std::memcpy(&x, dense + i, sizeof x);
-            if (grad) {
-                Eight g;
-                std::memcpy(&g, grad + i, sizeof g);
-                x += g;  // as `accumulated`
-                x = x < most ? x : most;
-                x = x > -most ? x : -most;
-                std::memcpy(dense + i, &x, sizeof x);
-            }
-            const Lanes wide = __builtin_convertvector(x, Lanes);
-            sums += l2 ? wide * wide : (wide < 0.0 ? -wide : wide);
+            low += norms_of(i);
+            high += norms_of(i + 4);
         }
         double lane[8];
-        std::memcpy(lane, &sums, sizeof lane);
+        std::memcpy(lane, &low, sizeof low);
+        std::memcpy(lane + 4, &high, sizeof high);
         for (u64 j = 0; i < end; ++i, ++j) {
             if (grad) dense[i] = accumulated(dense[i], grad[i]);
             const double x = std::fabs((double)dense[i]);

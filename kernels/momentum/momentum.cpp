@@ -70,3 +70,56 @@ DR_FLOATS(void, scaled_momentum,
     parallel_runs(n, threads, RUN, [&](int, u64 begin, u64 end) {
         run(squares, gradient, momentum, begin, end, by, next, added);
     }))
+
+// In place: velocity becomes the next one, and residual += what it gets.
+template <class T>
+__attribute__((always_inline)) inline void advance(T* __restrict velocity, const T* __restrict gradient,
+                                                   T* __restrict residual, u64 begin, u64 end, T factor, T scale,
+                                                   bool nesterov) {
+    const T most = std::numeric_limits<T>::max();
+    for (u64 i = begin; i < end; ++i) {
+        T u, added;
+        next_velocity(velocity[i], gradient[i], factor, scale, nesterov, most, &u, &added);
+        velocity[i] = u;
+        residual[i] = accumulated(residual[i], added);
+    }
+}
+DR_CLONES static void run(float* velocity, const float* gradient, float* residual, u64 begin, u64 end, float factor,
+                          float scale, bool nesterov) {
+    advance(velocity, gradient, residual, begin, end, factor, scale, nesterov);
+}
+DR_CLONES static void run(double* velocity, const double* gradient, double* residual, u64 begin, u64 end, double factor,
+                          double scale, bool nesterov) {
+    advance(velocity, gradient, residual, begin, end, factor, scale, nesterov);
+}
+DR_FLOATS(void, advance_velocity,
+          (T* velocity, const T* gradient, T* residual, u64 n, double factor, double scale, int nesterov, int threads),
+    parallel_runs(n, threads, RUN, [&](int, u64 begin, u64 end) {
+        run(velocity, gradient, residual, begin, end, (T)factor, (T)scale, nesterov != 0);
+    }))
+
+// In place: squares become the next ones, and momentum += what it gets.
+template <class T>
+__attribute__((always_inline)) inline void advance(T* __restrict squares, const T* __restrict gradient,
+                                                   T* __restrict momentum, u64 begin, u64 end, Scaling<T> by) {
+    const T most = std::numeric_limits<T>::max();
+    for (u64 i = begin; i < end; ++i) {
+        T v, added;
+        next_square(squares[i], gradient[i], momentum[i], by, most, &v, &added);
+        squares[i] = v;
+        momentum[i] = accumulated(momentum[i], added);
+    }
+}
+DR_CLONES static void run(float* squares, const float* gradient, float* momentum, u64 begin, u64 end,
+                          Scaling<float> by) {
+    advance(squares, gradient, momentum, begin, end, by);
+}
+DR_CLONES static void run(double* squares, const double* gradient, double* momentum, u64 begin, u64 end,
+                          Scaling<double> by) {
+    advance(squares, gradient, momentum, begin, end, by);
+}
+DR_FLOATS(void, advance_squares,
+          (T* squares, const T* gradient, T* momentum, u64 n, double beta2, double fresh, double correction,
+           double faded, double eps, double scale, int threads),
+    const Scaling<T> by = {(T)beta2, (T)fresh, (T)correction, (T)faded, (T)eps, (T)scale};
+    parallel_runs(n, threads, RUN, [&](int, u64 begin, u64 end) { run(squares, gradient, momentum, begin, end, by); }))

@@ -4,11 +4,13 @@
 
 #include "common/common.h"
 
-// `x` limited to the finite numbers, where `most` is the largest; `gradient` if that is not finite.
+// `x` limited to the finite numbers, where `most` is the largest; `gradient` if that is not finite. Without branches, so
+// that loops are vectorized.
 template <class T>
 DR_HD T limited(T x, T gradient, T most) {
-    if (!(gradient >= -most && gradient <= most)) return gradient;
-    return x > most ? most : x < -most ? -most : x;
+    const bool finite = (gradient >= -most) & (gradient <= most);
+    const T high = x > most ? most : x, low = high < -most ? -most : high;
+    return finite ? low : gradient;
 }
 
 // The next velocity, and what is added to the residual.
@@ -30,8 +32,8 @@ struct Scaling {
 };
 
 // The next mean square, and what is added to the residual, which is the momentum: the scaled gradient, less what the
-// momentum loses by its decay. A square below 0, which the state of another memory may have, counts as 0. Both are
-// computed of every element and limited without branches, so that the loop is vectorized.
+// momentum loses by its decay. A square below 0, which the state of another memory may have, counts as 0. Without
+// branches, as above.
 template <class T>
 DR_HD void next_square(T square, T gradient, T momentum, Scaling<T> by, T most, T* next, T* added) {
     const bool finite = (gradient >= -most) & (gradient <= most);

@@ -4,7 +4,7 @@ sorts. tests/exchange/test_messages.py tests what a hash finds."""
 import numpy as np
 import pytest
 
-from hvd_deepreduce.ops import blocks, bloom, hash, momentum, random, sort
+from hvd_deepreduce.ops import arrays, blocks, bloom, hash, momentum, random, sort
 from hvd_deepreduce.ops.hash import hash64
 from tests import cases
 from tests.ops.compare import INDICES, INPUTS, KEY, VALUES, both, same, some_indices
@@ -96,6 +96,25 @@ def test_scaled(gpu, name):
         y[x.size // 2] = -np.inf
         for found in both(gpu, momentum.scaled, squares, y, x, 0.9, 2, 0.5, 1e-30, 1.0):
             assert np.flatnonzero(~np.isfinite(found)).tolist() == [x.size // 2]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_advancing_in_place(name):
+    """As what is computed elsewhere, added and kept; no device has it."""
+    x = INPUTS[name]
+    gradient, residual, none = x[::-1].copy(), np.roll(x, 1), np.empty(0, np.uint32)
+    for settings in ((0.9, 0.7, False), (0.9, 0.7, True)):
+        velocity, kept, got, moved = x.copy(), x.copy(), residual.copy(), residual.copy()
+        corrected, added = momentum.correct(velocity, gradient, *settings)
+        arrays.add(got, added)
+        momentum.keep(velocity, corrected, none)
+        momentum.advance_velocity(kept, gradient, moved, *settings)
+        same(kept, velocity), same(moved, got)
+    squares, kept, got, moved = x.copy(), x.copy(), residual.copy(), residual.copy()
+    following, added = momentum.scaled(squares, gradient, got, 0.99, 3, 0.98, 1e-8, 0.7)
+    arrays.add(got, added)
+    momentum.advance_squares(kept, gradient, moved, 0.99, 3, 0.98, 1e-8, 0.7)
+    same(kept, following), same(moved, got)
 
 
 @pytest.mark.parametrize("numel, count", [(1, 1), (2, 1), (307, 0), (307, 30), (307, 307), (100_003, 999)])

@@ -6,6 +6,7 @@ deep learning" (OmniReduce), SIGCOMM 2021: Block Top-k.
 
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from hvd_deepreduce.codecs.interfaces import U32, Floats, RngKey, Sparsifier, sparsifiers
@@ -35,6 +36,8 @@ class BlockTopK(Sparsifier):
     norm: Literal["l2", "l1"] = "l2"
 
     def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
+        if self.block == 1 and dense.dtype == np.float32:  # its norms have the order of its magnitudes
+            return select.topk(dense, gradient, kept_of(self.density, dense.size), threads)
         norms = blocks.norms(dense, gradient, self.block, self.norm == "l2", threads)
         largest, _ = select.topk(norms, None, kept_of(self.density, norms.size), threads)
         indices = blocks.indices(largest, self.block, dense.size)
