@@ -170,6 +170,8 @@ class Reducer(Generic[G]):
                 )
             (bucket,) = layout.buckets
             bucket.side_stream = partial(self._tensors.side_stream, where)
+            if where is None:
+                heap.keep_freed()
             self._whole[number] = key, bucket
         return bucket
 

@@ -48,7 +48,15 @@ def test_settings_of_the_environment_hold():
     assert pages("keep", MALLOC_TRIM_THRESHOLD_="131072") > PAGES / 2
 
 
-def test_the_first_bucket_on_the_host_asks_for_it():
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_first_bucket_on_the_host_asks_for_it(whole):
+    def work(collectives):
+        adapter, gradient = NumpyAdapter(collectives, {"a": ((9,), "f4")}, "topk_rice_qsgd"), np.ones(9, "f4")
+        if whole:
+            adapter.reducer.start_bucket([adapter.engine.parameters["a"]], 0, gradient)
+        else:
+            adapter.step({"a": gradient})
+
     with patch.object(heap, "keep_freed") as asked:
-        run_ranks(1, lambda it: NumpyAdapter(it, {"a": ((9,), "f4")}, "topk_rice_qsgd").step({"a": np.ones(9, "f4")}))
+        run_ranks(1, work)
     assert asked.called
