@@ -451,9 +451,11 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         engine = compression._engine
         if engine.closed:
             engine.check_open()
-        if engine.choice is not None:
-            if compression._bypass.begun and not compression._bypass.grad_ready:
-                return  # the second call in this step
+        bypass = compression._bypass
+        if bypass.begun and (optimizer._handles or not bypass.grad_ready):
+            return  # there are two calls in a step, and one of them counts it
+        # A parameter without a gradient is sent by ``synchronize``, between the two calls.
+        if engine.choice is not None and not optimizer._handles:
             compression._enter_bypass()
         compression._optimizers.check(optimizer)
     elif isinstance(compression, type) and issubclass(compression, DeepReduce):
