@@ -292,7 +292,10 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
                     known._sparse.grad_ready(tensor, gradient)
 
         for tensor in self._hooked:
+            trained = tensor.requires_grad
+            tensor.requires_grad_(True)  # it may have been frozen since, and PyTorch refuses the hook then
             self._handles.append(tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
+            tensor.requires_grad_(trained)
 
     def _takes_part(self) -> bool:
         return self._collectives.included() and self._collectives.size() > 1
