@@ -189,6 +189,7 @@ def test_a_container_of_another_step_is_refused():
         Config.load("topk_rice_qsgd", value={"scaled": True}),
         Config.load("topk_rice_qsgd", value={"bits": 2, "bucket_size": 4096, "norm": "l2"}),  # fits scales by itself
         Config.load("topk_rice_qsgd", memory="dgc"),
+        Config.load("topk_rice_qsgd", sparsifier={"name": "threshold", "threshold": 0.5}),
     ],
 )
 def test_other_configs_are_encoded_the_composed_way_and_summed_alike(other):

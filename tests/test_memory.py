@@ -1,6 +1,10 @@
+from threading import Thread
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
+from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline.residuals import Memory
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -60,3 +64,24 @@ def test_a_state_of_another_shape_becomes_flat():
     memory = Memory()
     memory.load_state_dict({"a": np.arange(6, dtype=np.float32).reshape(2, 3).T})
     assert memory.residual("a", 6, F32).tolist() == [0, 3, 1, 4, 2, 5]
+
+
+def test_a_state_is_of_one_moment():
+    """A bucket that is encoded on another thread meanwhile is in it before its encoding, or after it."""
+    memory, names, sizes = Memory(), ["a", "b"], [2, 3]
+    vector = memory.joined(names, sizes, F32, np.empty(0, F32))
+    vector[:] = 1
+    other = np.full(5, 2, F32)
+    thread = Thread(target=memory.exchange, args=(names, sizes, vector, other, False))
+
+    def to_host(array):
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.2)  # it may have to wait for the state
+        return array
+
+    with patch.object(arrays, "to_host", to_host):
+        state = memory.state_dict()
+    thread.join()
+    assert {name: part.tolist() for name, part in state.items()} == {"a": [1] * 2, "b": [1] * 3}
+    assert {name: part.tolist() for name, part in memory.state_dict().items()} == {"a": [2] * 2, "b": [2] * 3}

@@ -45,8 +45,10 @@ class Fused:
         self.encodes = False
         bits, l2 = 1, False
         if isinstance(value, QSGD):
-            self.encodes = not (config.has_velocity or value.scaled or value.fit_scale) and (
-                value.under_feedback() is value
+            self.encodes = (
+                self._density is not None
+                and not (config.has_velocity or value.scaled or value.fit_scale)
+                and value.under_feedback() is value
             )
             bits, l2 = value.bits, value.norm == "l2"
         self._settings = np.array([(form, bits, value.bucket_size or 0, l2, blocks)], fused.SETTINGS)

@@ -242,6 +242,7 @@ class Memory:
         self._joined = {key: vector for key, vector in self._joined.items() if not set(key) & set(names)}
         self._spare = {key: vector for key, vector in self._spare.items() if key in self._joined}
 
+    @_one_at_a_time
     def state_dict(self) -> dict[str, Floats]:
         """A copy of all residuals on the host, by parameter. Of a slice, there are those of the parameters that it has
         elements of, with zeros elsewhere."""
@@ -250,6 +251,7 @@ class Memory:
             copies.update((name, arrays.to_host(residual)) for name, residual in one.whole())
         return copies
 
+    @_one_at_a_time
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces all residuals by copies of these, which may have any shape."""
         self._residuals = {name: np.array(residual).reshape(-1) for name, residual in state.items()}

@@ -292,7 +292,10 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
                     known._sparse.grad_ready(tensor, gradient)
 
         for tensor in self._hooked:
+            trained = tensor.requires_grad
+            tensor.requires_grad_(True)  # it may have been frozen since, and PyTorch refuses the hook then
             self._handles.append(tensor.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
+            tensor.requires_grad_(trained)
 
     def _takes_part(self) -> bool:
         return self._collectives.included() and self._collectives.size() > 1
@@ -451,9 +454,11 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         engine = compression._engine
         if engine.closed:
             engine.check_open()
-        if engine.choice is not None:
-            if compression._bypass.begun and not compression._bypass.grad_ready:
-                return  # the second call in this step
+        bypass = compression._bypass
+        if bypass.begun and (optimizer._handles or not bypass.grad_ready):
+            return  # there are two calls in a step, and one of them counts it
+        # A parameter without a gradient is sent by ``synchronize``, between the two calls.
+        if engine.choice is not None and not optimizer._handles:
             compression._enter_bypass()
         compression._optimizers.check(optimizer)
     elif isinstance(compression, type) and issubclass(compression, DeepReduce):

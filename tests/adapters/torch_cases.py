@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hvd_deepreduce import ConfigError, ContainerError
-from hvd_deepreduce.engine import MismatchError, cores
+from hvd_deepreduce.engine import MismatchError, cores, dense_or_compressed
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import DeepReduce, LocalSGD, horovod, tensors
 from tests.adapters.common import on
@@ -112,6 +112,37 @@ def the_exchange_is_chosen_again_under_another_config():
         assert (said == "") == (link is None) and ("(given)" in said) == bool(link), said
         assert link is None or said.startswith(tuple(f"exchange is auto: {one}" for one in chosen)), said
         job.check_same()
+
+
+@case
+def dense_steps_are_counted_alike_where_gradients_are_missing():
+    """With ``mode: auto``: Horovod sends the gradients of layers that a rank has not used when it synchronizes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, steps in {"BLOCK": 3, "BLOCKS": 2, "AGAIN": 8}.items():
+            patch.setattr(dense_or_compressed, name, steps)
+        patch.setattr(dense_or_compressed.Choice, "vote", lambda self: (7, 8) if self.agreeing else (0, 0))
+        model = nn.ModuleList(nn.Linear(20, 20) for _ in range(3))
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        with DeepReduce(model, {**LOSSY, "scope": "model", "mode": "auto"}) as compression:
+            optimizer = wrapped(model, compression)
+            steps = dense_or_compressed.WARM_UP + 30
+            for step in range(steps):
+                optimizer.zero_grad()
+                x = batch(step)[0]
+                model[0].requires_grad_(step % 7 < 3)  # it is frozen, too, when the dense steps end
+                for layer in model[: 2 if hvd.rank() and step % 2 else 3]:
+                    x = layer(x)
+                x.square().mean().backward()
+                if step % 5:
+                    optimizer.step()
+                else:
+                    optimizer.synchronize()
+                    with optimizer.skip_synchronize():
+                        optimizer.step()
+                counted = compression.stats()["total"]["steps"]
+                assert counted == step + 1, (counted, step)
+            assert "(medians of trial 2," in compression.stats().said
+            same_everywhere(model)
 
 
 @case
