@@ -318,9 +318,11 @@ class LocalExchanges(LocalState[G]):
         proposal: Proposal[G] = Proposal(self.clock, fragment.ends)
         with self._alone(fragment):
             proposal = self._proposal(fragment, call, True, delay)
-        # As many are in flight as begin at this clock, on all ranks: those of ranks that part meet each other, too.
-        count = sum(one.proposal is not None for one in self.fragments)
-        proposal.vote = self.start_vote(self._vote(proposal), f"{STEP_CHECK}.{count}" if count else STEP_CHECK)
+        # The first name that is free, on all ranks: the votes of ranks that part meet each other, too.
+        taken = {one.proposal.name for one in self.fragments if one.proposal is not None}
+        names = (f"{STEP_CHECK}.{place}" if place else STEP_CHECK for place in range(len(self.fragments)))
+        proposal.name = next(name for name in names if name not in taken)
+        proposal.vote = self.start_vote(self._vote(proposal), proposal.name)
         fragment.proposal = proposal
 
     def _advance(self, fragment: Fragment[G]) -> bool:
@@ -509,5 +511,20 @@ class LocalExchanges(LocalState[G]):
             "exchange", fragment.began,
         )  # fmt: skip
         if present:
-            self.follow_anchor(fragment)
-            self.renew(fragment.numbers)
+            self.recover(fragment)
+
+    def recover(self, fragment: Fragment[G]) -> None:
+        """After NaN or infinity: the fragment's parameters become the anchor. So do those of this rank's other fragments
+        that are not finite either: they would spread to this one in the next step, and so it would go on for ever."""
+        self.follow_anchor(fragment)
+        self.renew(fragment.numbers)
+        for other in self.fragments:
+            numbers = other.numbers
+            if other is fragment or not self.anywhere(not self.finite(map(self.update, numbers))):
+                continue
+            starts = other.starts if other.proposal is None else other.proposal.starts
+            for number in numbers:
+                self.follow(number, None, 0.0)
+                if number in starts:  # an exchange in flight ends with the progress that is made from now on
+                    starts[number] = self.copy(number)
+            self.renew(numbers)

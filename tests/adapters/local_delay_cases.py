@@ -157,6 +157,19 @@ def nan_is_heard_of_a_step_later():
         assert job.flat().isfinite().all()
 
 
+@case
+def fragments_in_flight_recover_from_nan():
+    """Those that have become NaN since their exchanges began end with the progress that is made afterwards."""
+    options = {"every": 12, "fragments": 2, "delay": 11}
+    job = Job(**options).run(12)  # the first fragment's exchange began at 6, and that of the other one begins now
+    if dist.get_rank() == 1:
+        for one in job.model.parameters():
+            one.detach().fill_(torch.nan)
+    job.run(12, 24)
+    assert job.flat().isfinite().all()
+    job.check_same()
+
+
 def broken(*_, **__):
     raise ValueError("no ink")
 
