@@ -514,7 +514,7 @@ class LocalExchanges(LocalState[G]):
             self.recover(fragment)
 
     def recover(self, fragment: Fragment[G]) -> None:
-        """After NaN or infinity: the fragment's parameters become the anchor. So do those of its other fragments
+        """After NaN or infinity: a fragment's parameters become the anchor. So do those of this rank's other fragments
         that are not finite: NaN would spread from them in the next step, and so it would go on for ever."""
         self.follow_anchor(fragment)
         self.renew(fragment.numbers)
