@@ -225,8 +225,13 @@ class LocalExchanges(LocalState[G]):
         if delay and self.goes_ahead():
             self._propose(fragment, call, delay)
             return
-        with self.together():
-            begun = self._begin(fragment, call, present, delay)
+        try:
+            with self.together():
+                begun = self._begin(fragment, call, present, delay)
+        except Exception as error:
+            self.awaited = "next"
+            self._raise_own(error)
+            raise
         if begun and fragment.ends == self.clock:
             self.end(fragment)
 
@@ -239,9 +244,8 @@ class LocalExchanges(LocalState[G]):
             self.check_step(
                 self._vote(proposal), STEP_CHECK, lambda total: said.append(self._tally(total, proposal.place))
             )
-        except Exception as error:
+        except Exception:
             self.collectives.complete()
-            self._raise_own(error)
             raise
         self.awaited = "next"
         if not self._decide(fragment, proposal, said[0]):
@@ -343,7 +347,7 @@ class LocalExchanges(LocalState[G]):
         if heard.discarding:
             fragment.ends = None
         held = self.collectives.hold(fragment.reducer.count())
-        with self._alone(fragment):
+        with self._alone(fragment, self.collectives.ordered):
             if self._decide(fragment, proposal, heard):
                 with held:
                     self._encode(fragment, proposal)
@@ -384,15 +388,20 @@ class LocalExchanges(LocalState[G]):
             self._raise_own()
 
     @contextmanager
-    def _alone(self, fragment: Fragment[G]) -> Iterator[None]:
-        """Around what may fail on this rank alone. Where collectives are matched by their order, and the others still
-        wait for some of this rank, it goes on in its schedule, and raises the error when all ranks hear of it."""
+    def _alone(self, fragment: Fragment[G], tells: bool = True) -> Iterator[None]:
+        """Around what may fail on this rank alone: it goes on in its schedule, and raises the error when all ranks hear
+        of it, or after the step if nothing is in flight. An exchange of this step that it left out would be the next
+        one that it begins, and the others would have begun another.
+
+        Args:
+            tells: whether the others hear of it. If not, they would wait for what this rank does not send.
+        """
         self.awaited = "nothing"
         try:
             with self.together():
                 yield
         except Exception as error:
-            if self.collectives.ordered and self._in_flight():
+            if tells:
                 self.engine.note_failure(error)
                 if self.anywhere(self.engine.failed):
                     self._error = self._error or error

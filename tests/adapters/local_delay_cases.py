@@ -199,6 +199,34 @@ def an_error_of_one_rank_is_one_of_all():
 
 
 @case
+def ranks_stay_in_step_after_an_error():
+    """Where a rank fails, further exchanges of that call begin, or end: it takes part in them. So all ranks may go on
+    after their errors, which come again, and load a state later."""
+    mine = dist.get_rank() == 1
+    for options, clock, sync in (
+        ({"every": 6, "fragments": 2, "delay": 5}, 10, True), ({"every": 3, "fragments": 3, "delay": 2}, 8, False),
+        ({"every": 4, "fragments": 2, "delay": 2}, 5, False),
+    ):  # fmt: skip
+        expected, job = Job(**options).run(clock + 8).flat(), Job(**options).run(clock)
+        saved, raised = job.saved(), []
+        for step in range(clock, clock + 9):
+            with decoding_fails(mine and not raised and (step > clock or sync)):
+                try:
+                    if step == clock and sync:
+                        job.optimizer.sync()
+                    job.run(step, step + 1)
+                except (MemoryError, MismatchError, RuntimeError) as error:
+                    raised.append(error)
+        assert isinstance(raised[0], MemoryError) == mine
+        assert all("no room" in str(one) or "an error has left 1 rank" in str(one) for one in raised), raised
+        with pytest.raises(MismatchError):
+            job.optimizer.sync()
+        assert torch.equal(job.load(saved).run(clock, clock + 8).flat(), expected), options
+        job.check_same()
+        job.optimizer.close()
+
+
+@case
 def a_corrupt_container_is_an_error_of_all():
     """They get it at the same place: nothing is in flight afterwards, and a state can be loaded."""
     job, expected = Job(**LONG).run(11), Job(**LONG).run(20).flat()
