@@ -29,7 +29,7 @@ class Proposal(Generic[G]):
         finite: whether its updates are.
         updates: by number.
         starts: as in ``Fragment``.
-        vote: in flight.
+        vote: in flight, under ``name``.
     """
 
     clock: int
@@ -41,6 +41,7 @@ class Proposal(Generic[G]):
     updates: dict[int, G] = field(default_factory=dict)
     starts: dict[int, Any] = field(default_factory=dict)
     vote: Any = None
+    name: str = ""
 
 
 @dataclass

@@ -225,8 +225,13 @@ class LocalExchanges(LocalState[G]):
         if delay and self.goes_ahead():
             self._propose(fragment, call, delay)
             return
-        with self.together():
-            begun = self._begin(fragment, call, present, delay)
+        try:
+            with self.together():
+                begun = self._begin(fragment, call, present, delay)
+        except Exception as error:
+            self.awaited = "next"
+            self._raise_own(error)
+            raise
         if begun and fragment.ends == self.clock:
             self.end(fragment)
 
@@ -239,9 +244,8 @@ class LocalExchanges(LocalState[G]):
             self.check_step(
                 self._vote(proposal), STEP_CHECK, lambda total: said.append(self._tally(total, proposal.place))
             )
-        except Exception as error:
+        except Exception:
             self.collectives.complete()
-            self._raise_own(error)
             raise
         self.awaited = "next"
         if not self._decide(fragment, proposal, said[0]):
@@ -318,9 +322,11 @@ class LocalExchanges(LocalState[G]):
         proposal: Proposal[G] = Proposal(self.clock, fragment.ends)
         with self._alone(fragment):
             proposal = self._proposal(fragment, call, True, delay)
-        # As many are in flight as begin at this clock, on all ranks: those of ranks that part meet each other, too.
-        count = sum(one.proposal is not None for one in self.fragments)
-        proposal.vote = self.start_vote(self._vote(proposal), f"{STEP_CHECK}.{count}" if count else STEP_CHECK)
+        # The first name that is free, on all ranks: the votes of ranks that part meet each other, too.
+        taken = {one.proposal.name for one in self.fragments if one.proposal is not None}
+        names = (f"{STEP_CHECK}.{place}" if place else STEP_CHECK for place in range(len(self.fragments)))
+        proposal.name = next(name for name in names if name not in taken)
+        proposal.vote = self.start_vote(self._vote(proposal), proposal.name)
         fragment.proposal = proposal
 
     def _advance(self, fragment: Fragment[G]) -> bool:
@@ -341,7 +347,7 @@ class LocalExchanges(LocalState[G]):
         if heard.discarding:
             fragment.ends = None
         held = self.collectives.hold(fragment.reducer.count())
-        with self._alone(fragment):
+        with self._alone(fragment, self.collectives.ordered):
             if self._decide(fragment, proposal, heard):
                 with held:
                     self._encode(fragment, proposal)
@@ -382,15 +388,20 @@ class LocalExchanges(LocalState[G]):
             self._raise_own()
 
     @contextmanager
-    def _alone(self, fragment: Fragment[G]) -> Iterator[None]:
-        """Around what may fail on this rank alone. Where collectives are matched by their order, and the others still
-        wait for some of this rank, it goes on in its schedule, and raises the error when all ranks hear of it."""
+    def _alone(self, fragment: Fragment[G], tells: bool = True) -> Iterator[None]:
+        """Around what may fail on this rank alone: it goes on in its schedule, and raises the error when all ranks hear
+        of it, or after the step if nothing is in flight. An exchange of this step that it left out would be the next
+        one that it begins, and the others would have begun another.
+
+        Args:
+            tells: whether the others hear of it. If not, they would wait for what this rank does not send.
+        """
         self.awaited = "nothing"
         try:
             with self.together():
                 yield
         except Exception as error:
-            if self.collectives.ordered and self._in_flight():
+            if tells:
                 self.engine.note_failure(error)
                 if self.anywhere(self.engine.failed):
                     self._error = self._error or error
@@ -509,5 +520,20 @@ class LocalExchanges(LocalState[G]):
             "exchange", fragment.began,
         )  # fmt: skip
         if present:
-            self.follow_anchor(fragment)
-            self.renew(fragment.numbers)
+            self.recover(fragment)
+
+    def recover(self, fragment: Fragment[G]) -> None:
+        """After NaN or infinity: a fragment's parameters become the anchor. So do those of this rank's other fragments
+        that are not finite: NaN would spread from them in the next step, and so it would go on for ever."""
+        self.follow_anchor(fragment)
+        self.renew(fragment.numbers)
+        for other in self.fragments:
+            numbers = other.numbers
+            if other is fragment or not self.anywhere(not self.finite(map(self.update, numbers))):
+                continue
+            starts = other.starts if other.proposal is None else other.proposal.starts
+            for number in numbers:
+                self.follow(number, None, 0.0)
+                if number in starts:  # an exchange in flight ends with the progress that is made from now on
+                    starts[number] = self.copy(number)
+            self.renew(numbers)

@@ -91,8 +91,7 @@ class Peers(ABC, Generic[G]):
         finite = not local.anywhere(not local.finite(updates.values()))
         if not finite:
             _log.warning("peer %d has NaN or infinity in its %s", self.store.peer, local.not_finite % local.clock)
-            local.follow_anchor(fragment)
-            local.renew(fragment.numbers)
+            local.recover(fragment)
         self._exchange(fragment, updates if finite else None)
         engine.stats.end_step()
 

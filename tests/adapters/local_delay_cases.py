@@ -157,6 +157,19 @@ def nan_is_heard_of_a_step_later():
         assert job.flat().isfinite().all()
 
 
+@case
+def fragments_in_flight_recover_from_nan():
+    """Those that have become NaN since their exchanges began end with the progress that is made afterwards."""
+    options = {"every": 12, "fragments": 2, "delay": 11}
+    job = Job(**options).run(12)  # the first fragment's exchange began at 6, and that of the other one begins now
+    if dist.get_rank() == 1:
+        for one in job.model.parameters():
+            one.detach().fill_(torch.nan)
+    job.run(12, 24)
+    assert job.flat().isfinite().all()
+    job.check_same()
+
+
 def broken(*_, **__):
     raise ValueError("no ink")
 
@@ -183,6 +196,34 @@ def an_error_of_one_rank_is_one_of_all():
             assert torch.equal(job.run(10, 24).flat(), expected), (options, failing)
             job.check_same()
             job.optimizer.close()
+
+
+@case
+def ranks_stay_in_step_after_an_error():
+    """Where a rank fails, further exchanges of that call begin, or end: it takes part in them. So all ranks may go on
+    after their errors, which come again, and load a state later."""
+    mine = dist.get_rank() == 1
+    for options, clock, sync in (
+        ({"every": 6, "fragments": 2, "delay": 5}, 10, True), ({"every": 3, "fragments": 3, "delay": 2}, 8, False),
+        ({"every": 4, "fragments": 2, "delay": 2}, 5, False),
+    ):  # fmt: skip
+        expected, job = Job(**options).run(clock + 8).flat(), Job(**options).run(clock)
+        saved, raised = job.saved(), []
+        for step in range(clock, clock + 9):
+            with decoding_fails(mine and not raised and (step > clock or sync)):
+                try:
+                    if step == clock and sync:
+                        job.optimizer.sync()
+                    job.run(step, step + 1)
+                except (MemoryError, MismatchError, RuntimeError) as error:
+                    raised.append(error)
+        assert isinstance(raised[0], MemoryError) == mine
+        assert all("no room" in str(one) or "an error has left 1 rank" in str(one) for one in raised), raised
+        with pytest.raises(MismatchError):
+            job.optimizer.sync()
+        assert torch.equal(job.load(saved).run(clock, clock + 8).flat(), expected), options
+        job.check_same()
+        job.optimizer.close()
 
 
 @case

@@ -227,6 +227,23 @@ def a_rank_with_nan_discards_the_period_on_all_ranks():
 
 
 @case
+def fragments_recover_from_nan_together():
+    """What has become NaN in one fragment must not spread to those that have returned to their anchors."""
+    for delay, mix in ((0, None), (2, None), (2, 0.5)):
+        trainer = on.trainer("adam", LOSSY, every=3, fragments=2, delay=delay, mix=mix)
+        trainer.train(4)
+        if on.rank() == on.size() - 1:
+            trainer.poison()
+        trainer.train(4, 4)
+        before = trainer.flat()
+        assert np.isfinite(before).all()
+        trainer.train(3, 8)
+        assert np.isfinite(trainer.flat()).all() and not np.array_equal(trainer.flat(), before)
+        trainer.local.sync()
+        check_same(trainer)
+
+
+@case
 def a_resumed_run_equals_an_unbroken_one():
     for fragments in (1, 2):
         options = {"every": 4, "decay": 0.9, "outer": "nesterov", "fragments": fragments}

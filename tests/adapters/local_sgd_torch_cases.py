@@ -227,6 +227,16 @@ def other_scopes_exchanges_and_dtypes():
 
 
 @case
+def many_votes_are_in_flight():
+    """Step checks begin while others are in flight: each has a name of its own."""
+    trainer, waits = (Trainer("adam", LOSSY, every=20, fragments=6, delay=18) for _ in range(2))
+    waits.local._updates.goes_ahead = lambda: False
+    for one in (trainer, waits):
+        one.train(45)
+    assert np.array_equal(trainer.flat(), waits.flat())
+
+
+@case
 def loss_scaling_skips_a_step_of_one_rank():
     for inner in (OPTIMIZERS["momentum"], partial(torch.optim.AdamW, lr=0.01, fused=True)):
         model = network()
