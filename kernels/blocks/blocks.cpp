@@ -29,7 +29,7 @@ DR_CLONES static void block_norms(T* dense, const T* grad, u64 n, u64 block, boo
                                   double* norms) {
     typedef T Four __attribute__((vector_size(4 * sizeof(T))));
     const Four most = Four{} + std::numeric_limits<T>::max();
-    const auto norms_of = [=](u64 i) {
+    const auto add = [=](u64 i, Lanes& sums) {
         Four x;
         std::memcpy(&x, dense + i, sizeof x);
         if (grad) {
@@ -41,15 +41,15 @@ DR_CLONES static void block_norms(T* dense, const T* grad, u64 n, u64 block, boo
             std::memcpy(dense + i, &x, sizeof x);
         }
         const Lanes wide = __builtin_convertvector(l2 ? x : x < (T)0 ? -x : x, Lanes);
-        return l2 ? wide * wide : wide;
+        sums += l2 ? wide * wide : wide;
     };
     for (u64 b = first; b < last; ++b) {
         const u64 begin = b * block, end = begin + block < n ? begin + block : n;
         Lanes low = {}, high = {};
         u64 i = begin;
         for (; i + 8 <= end; i += 8) {
-            low += norms_of(i);
-            high += norms_of(i + 4);
+            add(i, low);
+            add(i + 4, high);
         }
         double lane[8];
         std::memcpy(lane, &low, sizeof low);
