@@ -201,19 +201,19 @@ def test_everything_that_a_call_sends_is_counted():
 
 def test_the_emulated_network_states_its_baseline():
     rows = [
-        {"name": "dense (Horovod)", "seconds": 2.4, "all": [2.3, 2.4, 2.5], "bytes_in": 150_000_000},
-        {"name": "DSA 1%", "seconds": 0.3, "all": [0.3], "bytes_in": 6_000_000},
-        {"name": "adapter: dense", "seconds": 2.6, "all": [2.6], "bytes_in": 150_000_000},
-        {"name": "adapter: topk_model 1%", "seconds": 1.3, "all": [1.3], "bytes_in": 3_000_000},
+        {"name": "dense (Horovod)", "seconds": 2.4, "all": [2.3, 2.4, 2.5], "bytes_in": 150_000_000, "busy": 4.8},
+        {"name": "DSA 1%", "seconds": 0.3, "all": [0.3], "bytes_in": 6_000_000, "busy": 0.5},
+        {"name": "adapter: dense", "seconds": 2.6, "all": [2.6], "bytes_in": 150_000_000, "busy": 5.0},
+        {"name": "adapter: topk_model 1%", "seconds": 1.3, "all": [1.3], "bytes_in": 3_000_000, "busy": 2.5},
     ]
     read = {"hosts": 4, "rate": "1gbit", "cores": 2, "load": 1.0,
             "results": [{"elements": 25_000_000, "input": "vectors", "rows": rows}]}  # fmt: skip
     said = table(read)
     assert "take 1.200 s on the wire alone, and it takes longer, 2.00 times as long" in said
     assert "Horovod is shut down" in said and "Input: vectors." in said
-    assert "| DSA 1% | 0.300 (0.300 to 0.300) | 8.0x | 0.048 | 4.0x | 6.0 |" in said
-    assert "| adapter: topk_model 1% | 1.300 (1.300 to 1.300) | 2.0x | 0.024 | 0.9x | 3.0 |" in said
+    assert "| DSA 1% | 0.300 (0.300 to 0.300) | 8.0x | 0.500 | 0.048 | 4.0x | 6.0 |" in said
+    assert "| adapter: topk_model 1% | 1.300 (1.300 to 1.300) | 2.0x | 2.500 | 0.024 | 0.9x | 3.0 |" in said
     beside = table({**read, "rate": "memory"})
     assert "share its memory" in beside and "wire" not in beside
-    assert "| adapter: topk_model 1% | 1.300 (1.300 to 1.300) | 2.0x |\n" in beside + "\n"
+    assert "| adapter: topk_model 1% | 1.300 (1.300 to 1.300) | 2.0x | 2.500 |\n" in beside + "\n"
     assert [bits_per_second(rate) for rate in ("1gbit", "100mbit", "2.5gbit")] == [1e9, 1e8, 2.5e9]
