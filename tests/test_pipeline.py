@@ -95,6 +95,8 @@ def test_a_tensor_that_is_too_large():
         PLAIN.encode(stub, residual, KEY)
     with pytest.raises(ContainerError, match="split"):
         PLAIN.encode(np.broadcast_to(np.float32(1), 2**32), residual, KEY)
+    with pytest.raises(ContainerError, match="split"):
+        PLAIN.select(stub, residual, KEY, into=np.zeros(3, np.float32))
     assert not residual.any()
 
 

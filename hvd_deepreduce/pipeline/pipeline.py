@@ -338,6 +338,7 @@ class Pipeline:
     def _select_into(
         self, gradient: Floats | Pieces, residual: Floats, into: Floats, key: RngKey, parts: Parts, finite: bool
     ) -> tuple[U32 | None, Floats]:
+        _check_size(gradient.size)
         sparsifier = self.config.sparsifier_at(key.step)
         assert isinstance(sparsifier, TopK)
         selected: list[tuple[U32 | None, Floats]] = []
@@ -372,10 +373,7 @@ class Pipeline:
             ContainerError: as ``encode``.
             NonFiniteError: the gradient is not finite.
         """
-        if gradient.size > MAX_NUMEL:
-            raise ContainerError(
-                f"the gradient has {gradient.size} elements, and at most 2^32 - 1 are allowed: split the parameter"
-            )
+        _check_size(gradient.size)
         select_from, threads = (sparsifier or self.config.sparsifier_at(key.step)).select, self.threads
         dense, to_add = (gradient, None) if residual is None else (residual, None if added else gradient)
         while True:
@@ -482,6 +480,13 @@ class Pipeline:
                 values = values[support]
             parts.append((support, values))
         return SparseTensor(numel, *sparse.total(parts, dtype, scale))
+
+
+def _check_size(numel: int) -> None:
+    if numel > MAX_NUMEL:
+        raise ContainerError(
+            f"the gradient has {numel} elements, and at most 2^32 - 1 are allowed: split the parameter"
+        )
 
 
 def _one_array(gradient: Floats | Pieces) -> Floats:

@@ -35,15 +35,13 @@ class DenseBypass:
         return uncompressed(tensor)
 
     def count(self, engine: Engine) -> None:
-        """One of them was taken, if gradients have come: PyTorch calls its hook twice, as Horovod's optimizer calls
-        another one's step."""
-        if self.grad_ready:
-            self.grad_ready = False
-            engine.stats.begin_step()
-            engine.stats.add(wire=self._wire, dense=self._dense)
-            engine.stats.end_step()
-            self.left -= 1
-            self._taken += 1
+        """One of them was taken."""
+        self.grad_ready = False
+        engine.stats.begin_step()
+        engine.stats.add(wire=self._wire, dense=self._dense)
+        engine.stats.end_step()
+        self.left -= 1
+        self._taken += 1
 
     def end(self, engine: Engine) -> None:
         """No more follow."""

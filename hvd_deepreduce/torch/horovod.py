@@ -456,7 +456,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             engine.check_open()
         bypass = compression._bypass
         if bypass.begun and (optimizer._handles or not bypass.grad_ready):
-            return  # there are two calls in a step, and one of them counts it
+            return  # of the two calls in a step (Horovod's, and of the optimizer that it calls), one counts it
         # A parameter without a gradient is sent by ``synchronize``, between the two calls.
         if engine.choice is not None and not optimizer._handles:
             compression._enter_bypass()
