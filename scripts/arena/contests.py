@@ -310,6 +310,22 @@ def local_muon(workers: int) -> Contest:
     return Contest(f"Muon, {workers} workers", "gpt", workers, 2000, 500, 20, methods, claims)
 
 
+def delayed() -> Contest:
+    """Updates that are applied while the next ones are made: what a slow network costs nothing but accuracy."""
+
+    def late(words: str, **more: int) -> Method:
+        knobs = {"lr": Scale(3.5e-3, 1.4), "decay": starting(RESIDUAL, 0.98)}
+        return Method(words, {**ADAMW, "config": "adamw_small", "every": 15, **more}, knobs)
+
+    methods = {
+        "at once": late("`adamw_small`, updates every 15 steps"),
+        "late": late("the same, applied 4 steps later", delay=4),
+        "late, in parts": late("the same in 3 fragments, applied 4 steps later", delay=4, fragments=3),
+    }
+    claims = (Claim("late", "at once", 0.01), Claim("late, in parts", "at once", 0.01))
+    return Contest("LocalSGD with a delay, AdamW, 4 workers", "gpt", 4, 2000, 500, 8, methods, claims)
+
+
 IMAGES = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
 IMAGE_RATE = {"lr": Scale(0.05, 2.0)}
 
@@ -464,6 +480,7 @@ CONTESTS = {
     # With whole trainings: with 8 workers the best rate of signs after 500 steps is half of that after 2,000.
     "adamw-16": from_eight("AdamW, 16 workers", "gpt", 16, 2000, (0, 1, 2), 0.03),
     "adamw-8-large": from_eight("AdamW, 8 workers, 2.4 M parameters", "gpt-large", 8, 500, (0,), 0.015),
+    "delay-4": delayed(),
     "muon-8": local_muon(8),
     "sgd-lstm-4": sgd_lstm(),
     "sgd-digits-4": sgd_digits(),

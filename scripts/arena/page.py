@@ -35,8 +35,8 @@ accuracy, and positive where the method is worse; in brackets, the least and the
 in bold. A density is computed from its budget before a training: bytes up to 2% above a budget are at it.
 
 The budget of all contests is 40 hours of one core: 8 for methods that exchange in each step under AdamW (2 and 4
-workers), 20 for local steps under AdamW and Muon (8 workers, the best three with 16, and one confirmation with a larger
-model), 4 for SGD with momentum, and 8 for the papers' classifiers.
+workers), 20 for local steps under AdamW and Muon (8 workers, the best three with 16, one confirmation with a larger
+model, and updates that are applied later), 4 for SGD with momentum, and 8 for the papers' classifiers.
 """
 
 

@@ -6,7 +6,8 @@ A run is told by plain settings, which are all that it depends on, with a seed a
   a cosine; ``weight_decay``, decoupled; ``momentum``; ``beta1``, ``beta2``; ``clip``, the largest norm of a gradient.
 - ``scheme``: a name of ``schemes.SCHEMES``, with its arguments in ``with``; or
 - ``every``: local steps from one exchange to the next, ``outer_lr`` and ``outer_momentum`` of the outer step, ``decay``
-  of the residual, and ``config`` of the containers; None: updates are averaged in float32.
+  of the residual, and ``config`` of the containers; None: updates are averaged in float32. ``fragments`` of the model
+  are exchanged in turn, and their means applied ``delay`` local steps later.
 
 Workers of local updates clip their own gradients; otherwise ``clip_first`` says whether a worker's gradient is clipped
 before the scheme gets it, or the direction after it.
@@ -23,11 +24,12 @@ import lstm_job
 import muon
 import numpy as np
 import torch
-from local_updates import LocalUpdates, Outer
+from local_updates import InTurn, LocalUpdates, Outer
 from schemes import SCHEMES
 from simulated_ranks import DenseRanks, SimulatedRanks
 
 from hvd_deepreduce import Config
+from hvd_deepreduce.engine.fragments import divided
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import SignMomentum
 
@@ -57,12 +59,13 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
     model = JOBS[job]
     data, start = model.Job(BATCH, torch.float32), model.initial(seed)
     local = "every" in settings
-    updates = _updates(settings, workers, start.numpy(), model.SIZES) if local else None
+    replicas = np.tile(start.numpy(), (workers if local else 1, 1))
+    updates = _updates(settings, replicas, model.SIZES) if local else None
     scheme = None if local else SCHEMES[settings["scheme"]](workers, model.SHAPES, steps, **settings.get("with", {}))
-    models = torch.nn.Parameter(torch.from_numpy(updates.local) if updates else start[None].clone())
+    models = torch.nn.Parameter(torch.from_numpy(replicas))
     optimizer = optimizer_of(settings, models, model.SHAPES)
     generators = [torch.Generator().manual_seed(1000 * seed + 17 + worker) for worker in range(workers)]
-    gradients, clip, rounds = torch.zeros(workers, model.NUMEL), settings.get("clip", math.inf), 0
+    gradients, clip = torch.zeros(workers, model.NUMEL), settings.get("clip", math.inf)
     for step in range(steps):
         flat = models.detach()
         if settings.get("scheme") == "dense" and data.together:
@@ -75,31 +78,37 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
         used = gpt_job.clipped(gradients, clip) if first else gradients
         if scheme:
             used = scheme.combine(used)[None]
-            rounds += 1
         models.grad = used if first else gpt_job.clipped(used, clip)
         optimizer.param_groups[0]["lr"] = settings["lr"] * gpt_job.rate(step, steps)
         optimizer.step()
-        if updates and ((step + 1) % settings["every"] == 0 or step + 1 == steps):
-            updates.synchronise()
-            rounds += 1
+        if updates:
+            updates.step(last=step + 1 == steps)
     loss, accuracy = data.validate(models.detach()[0])
-    sent = float(max(updates.job.sent) if updates else scheme.sent)
+    senders = [one.job for one in updates.fragments] if updates else [scheme]
+    rounds = updates.exchanged / model.NUMEL if updates else steps
+    sent = float(np.max(sum(np.array(one.sent) for one in senders)))
     dense = traffic.allreduce(4 * model.NUMEL, workers).sent * steps
     return {
-        "loss": loss if math.isfinite(loss) else None, "accuracy": accuracy, "sent": round(sent), "rounds": rounds,
-        "share": sent / dense, "volume": _volume(updates.job if updates else scheme, model.NUMEL, workers, rounds),
+        "loss": loss if math.isfinite(loss) else None, "accuracy": accuracy, "sent": round(sent),
+        "rounds": round(rounds), "share": sent / dense, "volume": _volume(senders, model.NUMEL * workers * rounds),
         "seconds": round(time.process_time() - began, 1),
     }  # fmt: skip
 
 
-def _updates(settings: Settings, workers: int, start: np.ndarray, sizes: Sequence[int]) -> LocalUpdates:
-    config = settings.get("config")
-    ranks = DenseRanks(workers) if config is None else SimulatedRanks(Config.load(config), workers, sizes)
-    outer = Outer(settings.get("outer_lr", 1.0), settings.get("outer_momentum", 0.0))
-    return LocalUpdates(ranks, start, settings.get("decay", 1.0), outer)
+def _updates(settings: Settings, replicas: np.ndarray, sizes: Sequence[int]) -> InTurn:
+    """Of the workers' models ``[workers, numel]``, which it changes."""
+    config, groups = settings.get("config"), divided(sizes, settings.get("fragments", 1))
+    fragments, end = [], 0
+    for parts in ([sizes[number] for number in group] for group in groups):
+        begin, end = end, end + sum(parts)
+        workers, own = len(replicas), replicas[:, begin:end]
+        ranks = DenseRanks(workers) if config is None else SimulatedRanks(Config.load(config), workers, parts)
+        outer = Outer(settings.get("outer_lr", 1.0), settings.get("outer_momentum", 0.0))
+        fragments.append(LocalUpdates(ranks, own[0], settings.get("decay", 1.0), outer, own))
+    return InTurn(fragments, settings["every"], settings.get("delay", 0))
 
 
-def _volume(sender: Any, numel: int, workers: int, rounds: int) -> float | None:
-    """Bytes of a container relative to float32 of the model, the mean over workers and rounds; None: no containers."""
-    total = getattr(sender, "container_bytes", None)
-    return total and total / (4 * numel * workers * rounds)
+def _volume(senders: Sequence[Any], exchanged: float) -> float | None:
+    """Bytes of containers relative to float32 of all workers' elements; None: no containers."""
+    totals = [getattr(one, "container_bytes", None) for one in senders]
+    return None if None in totals else sum(totals) / (4 * exchanged)  # type: ignore[arg-type]

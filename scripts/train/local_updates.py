@@ -44,36 +44,93 @@ class LocalUpdates:
         Delta = anchor - local;  m <- decay * m + Delta;  g = C(m);  m <- m - g
         master <- outer step with (sum of g) / R;  anchor <- master;  local <- master
 
-    R counts all workers, those too that are absent, which send empty containers.
+    R counts all workers, those too that are absent, which send empty containers. In ``begin`` and ``end``, local steps
+    may come between the two lines. What a worker does in these is kept, and belongs to its next Delta.
 
     Args:
         job: exchanges the updates; its residuals are the memories m.
         start: the model, float32 ``[numel]``.
         decay: of the memories.
         outer: the master's step.
+        local: where the workers' models are, float32 ``[R, numel]``; None: in an array of their own.
 
     Attributes:
         master: the master's model, float32 ``[numel]``.
         anchors: the master's model as each worker last read it, float32 ``[R, numel]``.
         local: the models that the workers train, float32 ``[R, numel]``; change them in place.
+        in_flight: the mean update, and the workers' models when it was begun; None: there is none.
     """
 
-    def __init__(self, job: Ranks, start: Vector, decay: float = 1.0, outer: Outer | None = None) -> None:
+    def __init__(
+        self, job: Ranks, start: Vector, decay: float = 1.0, outer: Outer | None = None, local: Vector | None = None
+    ) -> None:
         self.job, self.decay, self.outer = job, decay, outer or Outer()
         self.master = start.copy()
         self.anchors = np.tile(start, (len(job.residuals), 1))
-        self.local = self.anchors.copy()
+        self.local = np.empty_like(self.anchors) if local is None else local
+        self.local[:] = self.anchors
+        self.in_flight: tuple[Vector, Vector] | None = None
 
     def synchronise(self, present: Sequence[int] | None = None) -> Vector:
         """One synchronisation of the workers that are present (``None``: all); returns the mean update."""
         here = list(range(len(self.local)) if present is None else present)
-        progress: list[Vector | None] = [None] * len(self.local)
-        for worker in here:
-            progress[worker] = self.anchors[worker] - self.local[worker]
-        mean = self.job.mean(progress, self.decay)
+        mean = self._mean(here)
         self.outer.step(self.master, mean)
         self.anchors[here] = self.local[here] = self.master
         return mean
+
+    def begin(self) -> None:
+        """Exchanges the updates of all workers as they are now."""
+        self.in_flight = self._mean(range(len(self.local))), self.local.copy()
+
+    def end(self) -> None:
+        """All workers take what ``begin`` exchanged."""
+        assert self.in_flight is not None
+        mean, starts = self.in_flight
+        self.outer.step(self.master, mean)
+        self.anchors[:] = self.master
+        self.local[:] = self.master + (self.local - starts)
+        self.in_flight = None
+
+    def _mean(self, here: Sequence[int]) -> Vector:
+        progress: list[Vector | None] = [None] * len(self.local)
+        for worker in here:
+            progress[worker] = self.anchors[worker] - self.local[worker]
+        return self.job.mean(progress, self.decay)
+
+
+class InTurn:
+    """Fragments of a model that are exchanged in turn, each every ``every`` local steps, and applied ``delay`` steps
+    later: the schedule of the package's ``LocalSGD``.
+
+    Args:
+        fragments: of a model, in its order.
+
+    Attributes:
+        exchanged: elements, so far.
+    """
+
+    def __init__(self, fragments: Sequence[LocalUpdates], every: int, delay: int = 0) -> None:
+        self.fragments, self.every, self.delay, self.exchanged = fragments, every, delay, 0
+        count = len(fragments)
+        self._due = [every - every * (count - 1 - place) // count for place in range(count)]
+        self._clock = 0
+
+    def step(self, last: bool = False) -> None:
+        """After each local step of all workers. After the last one, what is in flight is applied, and what the workers
+        have done since an exchange began is exchanged."""
+        self._clock += 1
+        for place, fragment in enumerate(self.fragments):
+            due = self._clock == self._due[place]
+            if fragment.in_flight and (last or self._clock == self._due[place] - self.every + self.delay):
+                fragment.end()
+            if due or last:
+                self.exchanged += fragment.master.size
+                self._due[place] += self.every
+                if self.delay and not last:
+                    fragment.begin()
+                else:
+                    fragment.synchronise()
 
 
 def own_times(workers: int, steps: int, most: int, seed: int) -> npt.NDArray[np.bool_]:

@@ -17,7 +17,7 @@ import scipy.fft
 import torch
 from contests import CONTESTS, Claim, Contest, Method, density_of, put
 from schemes import SCHEMES, DeMo, OneBitMomentum, PowerSGD
-from trainer import train
+from trainer import _updates, train
 from tuning import Choice, Scale, search
 
 from hvd_deepreduce.tools.measuring import entropy_bits
@@ -286,6 +286,42 @@ def test_a_step_of_updates_without_compression_is_that_of_dense(few_windows):
     plain = {"optimizer": "sgd", "lr": 0.5}
     dense, updates = (train("gpt", {**plain, **one}, 2, 3, 0) for one in ({"scheme": "dense"}, {"every": 1}))
     assert updates["loss"] == pytest.approx(dense["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 3), (2, 0), (3, 4)])
+def test_updates_in_turn_follow_the_schedule_of_local_sgd(fragments, delay):
+    """Beside an obvious version: each fragment every 5 steps, the last one after 5, the others evenly before it."""
+    sizes, every, steps, workers = [3, 2, 4], 5, 17, 2
+    rng = np.random.default_rng(0)
+    moves = rng.standard_normal((steps, workers, 9)).astype(np.float32)
+    start = rng.standard_normal(9).astype(np.float32)
+    replicas = np.tile(start, (workers, 1))
+    settings = {"every": every, "fragments": fragments, "delay": delay, "outer_lr": 0.5, "outer_momentum": 0.5}
+    updates = _updates(settings, replicas, sizes)
+    bounds = {1: [0, 9], 2: [0, 5, 9], 3: [0, 3, 5, 9]}[fragments]
+    local, anchor, velocity = replicas.astype(float), start.astype(float), np.zeros(9)
+    flying: dict[int, tuple] = {}
+
+    def applied(place):
+        part, (mean, begun, _) = slice(*bounds[place : place + 2]), flying.pop(place)
+        velocity[part] = 0.5 * velocity[part] + mean
+        anchor[part] -= 0.5 * (mean + 0.5 * velocity[part])
+        local[:, part] += anchor[part] - begun
+
+    for clock in range(1, steps + 1):
+        replicas += moves[clock - 1]
+        local += moves[clock - 1]
+        updates.step(last=clock == steps)
+        for place in range(fragments):
+            part, last = slice(*bounds[place : place + 2]), clock == steps
+            if place in flying and (last or clock == flying[place][2]):
+                applied(place)
+            if clock % every == math.ceil(every * (place + 1) / fragments) % every or last:
+                flying[place] = (anchor[part] - local[:, part]).mean(0), local[:, part].copy(), clock + delay
+                if last or not delay:
+                    applied(place)
+        np.testing.assert_allclose(replicas, local, atol=1e-5)
+    np.testing.assert_array_equal(replicas[0], replicas[1])
 
 
 def test_every_method_can_be_trained():
