@@ -9,9 +9,10 @@ number of ranks for Sum, whatever the options), and ``decompress`` applies it to
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,11 @@ BROADCAST = (
     "Before the first step, call hvd.broadcast_parameters(model.state_dict(), root_rank=0), with process_set= if "
     "DeepReduce has one; or load the same checkpoint on all ranks"
 )
+EARLY = (
+    "state_dict was called between backward() and step(): a job that continues from it loses what this step has sent, "
+    "which is neither in the model nor in the residuals. Call it after step()"
+)
+_warn_once = lru_cache(logging.getLogger("hvd_deepreduce").warning)
 _HOST = torch.device("cpu")
 _IS_TRAINED, _DEVICE = attrgetter("requires_grad"), attrgetter("device")
 _models: weakref.WeakKeyDictionary[DeepReduce, set[int]] = weakref.WeakKeyDictionary()
@@ -125,10 +131,13 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._engine.set_config(new)
 
     def state_dict(self) -> dict[str, Any]:
+        if self._engine.in_flight:
+            _warn_once(EARLY)
         self._settle()
         return as_tensors(self._engine.state_dict())
 
     def _settle(self) -> None:
+        self._reducer.settle()
         self._tensors.settle(self._owners.tensors.values())
 
     def _load(self, state: State, reshard: Reshard) -> None:

@@ -1,4 +1,4 @@
-"""Which warnings about the optimizer a piece of a case brings, on this rank."""
+"""Which warnings a piece of a case brings, on this rank."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hvd_deepreduce.engine.adaptive import LOGGER
 
 
 @contextmanager
-def heard():
-    """A list of the texts."""
+def heard(name=LOGGER):
+    """A list of the texts of a logger; by default those about the optimizer."""
     texts = []
     handler = logging.Handler()
     handler.emit = lambda record: texts.append(record.getMessage())
-    logger = logging.getLogger(LOGGER)
+    logger = logging.getLogger(name)
     logger.addHandler(handler)
     try:
         yield texts

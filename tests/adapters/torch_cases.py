@@ -22,6 +22,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.torch import DeepReduce, LocalSGD, horovod, tensors
 from tests.adapters.common import on
 from tests.adapters.compilations import noted
+from tests.adapters.optimizer_warnings import heard
 from tests.adapters.scopes import SCOPES, TWO_LEVELS
 from tests.adapters.tcp import Meter
 from tests.adapters.torch_horovod_job import HorovodJob, named
@@ -879,6 +880,28 @@ def a_state_that_is_loaded_between_backward_and_step():
             hvd.allreduce(torch.ones(1), name=name)
         job.optimizer.load_state_dict(job.optimizer.state_dict())
         job.run(2, 4)
+        job.check_same()
+
+
+@case
+def a_state_that_is_saved_between_backward_and_step():
+    """It waits for the buckets that a thread of their own encodes, and says what will be missing."""
+    with pytest.MonkeyPatch.context() as patch, heard("hvd_deepreduce") as lines:
+        patch.setattr(cores, "of_rank", lambda local_size: 64)
+        job = HorovodJob({**LOSSY, **SCOPES[1]}).run(1)
+        start = job.engine.start
+
+        def slow(bucket):
+            time.sleep(0.2)
+            start(bucket)
+
+        job.engine.start = slow
+        job.backward(1)
+        early = job.compression.state_dict()["residuals"]
+        assert [line for line in lines if "between backward() and step()" in line]
+        job.optimizer.step()
+        late = job.compression.state_dict()["residuals"]
+        assert early.keys() == late.keys() and all(torch.equal(early[name], late[name]) for name in late)
         job.check_same()
 
 
