@@ -178,11 +178,13 @@ BEFORE = 7
 
 def train(contenders: list[str], rounds: int, warm: int, size: Size) -> None:
     """A rank. Each contender is timed beside the job that exchanges nothing, and then freed. Rank 0 prints JSON: by
-    contender, seconds of a step in each round, and the share of dense's bytes; and the model's number of parameters."""
+    contender, seconds of a step in each round, those of that job beside it, and the share of dense's bytes; and the
+    model's number of parameters."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     alone = CONTENDERS["alone"][1](size)
     times: dict[str, list[float]] = {"alone": []}
+    beside: dict[str, list[float]] = {}
     shares = {"alone": 0.0}
 
     def slowest(seconds: np.ndarray) -> np.ndarray:
@@ -200,14 +202,14 @@ def train(contenders: list[str], rounds: int, warm: int, size: Size) -> None:
         counts = {"alone": 10, name: CONTENDERS[name][2]}
         steps(job, BEFORE)
         found = interleaved({one: partial(steps, jobs[one], counts[one]) for one in jobs}, rounds, slowest, warm)
-        for one in jobs:
-            times.setdefault(one, []).extend(seconds / counts[one] for seconds in found[one])
+        times[name], beside[name] = ([seconds / counts[one] for seconds in found[one]] for one in (name, "alone"))
+        times["alone"] += beside[name]
         shares[name] = 1 / job.state.stats()["total"]["compression_ratio"] if job.state else 1.0
         if isinstance(job.optimizer, LocalSGD):
             job.optimizer.close()
         del job, jobs
     if dist.get_rank() == 0:
-        print(json.dumps({"times": times, "shares": shares, "parameters": alone.parameters}))
+        print(json.dumps({"times": times, "beside": beside, "shares": shares, "parameters": alone.parameters}))
     dist.barrier()
 
 
@@ -247,17 +249,17 @@ def main(
         said.seek(0)
         (line,) = [line for line in said if line.startswith("{")]
     found = json.loads(line)
-    rows = [
-        [CONTENDERS[name][0], f"{found['shares'][name]:.2%}", f"{median(found['times'][name]):.3f}",
-         f"{median(found['times']['alone']) / median(found['times'][name]):.1%}"]
-        for name in contenders
-    ]  # fmt: skip
+    rows = []
+    for name in contenders:
+        own = found["times"][name]
+        ratio = median(one / mine for mine, one in zip(own, found["beside"].get(name, own), strict=True))
+        rows.append([CONTENDERS[name][0], f"{found['shares'][name]:.2%}", f"{median(own):.3f}", f"{ratio:.1%}"])
     many = f" --hosts {hosts} --millions {millions:g} --seconds {seconds:g}" if hosts > 2 else ""
     body = (
         f"`python scripts/bench/bench_sites.py --milliseconds {milliseconds:g} --megabits {megabits:g}{many}`, "
         f"{date.today()}: {hosts} ranks, {milliseconds:g} ms for a round trip, {megabits:g} Mbit/s in each direction, "
         f"a model of {found['parameters'] / 1e6:.1f} million parameters that computes for {seconds:g} s a step. "
-        f"Medians of {rounds} rounds, each beside the host alone.\n\n"
+        f"Medians of {rounds} rounds, each beside the host alone; the last column is that of their ratios.\n\n"
     ) + doc_sections.table(["exchanged", "bytes", "s/step", "speed, relative to a host alone"], rows)
     print(body)
     if write:
