@@ -1,0 +1,26 @@
+// Floats without loss, on the host: chunk by chunk, for sections (lossless.cpp) and for whole containers (containers.cpp).
+#pragma once
+
+#include "common/cpu.h"
+#include "lossless/lossless.h"
+
+// What becomes of a value: it is stored; it is added to 0, or to what is there; it is added to 0 and multiplied.
+enum Use { STORED, FIRST, ADDED, SCALED };
+
+// patterns[count], of which *finite says whether they are finite; if not, the chunk is of no use. Returns its bytes.
+// Stores up to ROOM bytes past its end.
+u32 lossless_encode_chunk(const u32* patterns, u32 count, u8* out, bool* finite);
+
+// in[bytes], and ROOM bytes after them. Returns 0 or an error.
+i64 lossless_decode_chunk(const u8* in, u32 bytes, u32 count, Use use, float scale, float* out);
+
+// Reads a section of form 1, chunk by chunk. All that it returns is 0 or an error. At the end, `at` must be `end`.
+struct LosslessReader {
+    const u8 *sizes, *at, *end;
+
+    i64 open(const u8* section, u64 bytes, u64 count);
+    i64 next(u32 count, Use use, float scale, float* out);
+};
+
+// As dr_lossless_decode.
+i64 lossless_decode(const u8* section, u64 bytes, u64 count, Use use, float scale, float* values);
