@@ -7,6 +7,7 @@
 // Whatever is not as it should be makes these functions return 0 or an error: the codecs then look at it one by one.
 #include <algorithm>
 
+#include "common/stream_copy.h"
 #include "half/half.h"
 #include "lossless/lossless_cpu.h"
 #include "sections/checksum.h"
@@ -83,7 +84,9 @@ class Reader {
         return true;
     }
     // A chunk of as many values; whether there is one.
-    bool next(u32 count, Use use, float scale, float* out) { return !values.next(count, use, scale, out); }
+    bool next(u32 count, Use use, bool streams, float scale, float* out) {
+        return !values.next(count, use, streams, scale, out);
+    }
     bool ended() const { return values.at == values.end; }
     bool holds(u32 sum, u32 salt) const {
         u32 checksum;
@@ -148,7 +151,7 @@ DR_API u64 dr_lossless_sum(const u8* data, const u64* sizes, u64 ranks, u64 coun
     for (u64 begin = 0; begin < count; begin += CHUNK) {
         const u32 values = values_of(count, begin);
         for (u64 rank = 0; rank < ranks; ++rank) {
-            if (!readers[rank].next(values, rank ? ADDED : FIRST, 1, sum)) return 0;
+            if (!readers[rank].next(values, rank ? ADDED : FIRST, false, 1, sum)) return 0;
             sums[rank].advance(readers[rank].values.at);
         }
         if (half && (half == 1 ? round_float16 : round_bfloat16)(patterns, values) > LARGEST[half]) return 0;
@@ -175,7 +178,9 @@ DR_API i64 dr_lossless_scaled(const u8* container, u64 bytes, u64 count, float s
     if (!reader.open(container, bytes, count)) return ERR_SIZES;
     // Not multiplied by 1: the caller's thread may flush denormals.
     const Use use = scale == 1 ? FIRST : SCALED;
-    for (u64 begin = 0; begin < count; begin += CHUNK)
-        if (!reader.next(values_of(count, begin), use, scale, out + begin)) return ERR_VALUE;
-    return reader.ended() ? 0 : (i64)ERR_SIZES;
+    bool found = true;
+    for (u64 begin = 0; found && begin < count; begin += CHUNK)
+        found = reader.next(values_of(count, begin), use, 4 * count >= STREAMED, scale, out + begin);
+    stream_fence();
+    return found && reader.ended() ? 0 : (i64)ERR_SIZES;
 }

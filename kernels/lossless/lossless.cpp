@@ -23,6 +23,7 @@
 #include <type_traits>
 
 #include "bits/bits_cpu.h"
+#include "common/stream_copy.h"
 #include "lossless/lossless_cpu.h"
 
 #ifdef DR_X86
@@ -127,6 +128,9 @@ DR_AVX2 static u32 take_apart_avx2(const u32* patterns, u32 count, Planes* plane
     __m256i used = _mm256_setzero_si256(), largest = used, least = _mm256_set1_epi8(-1);
     u32 i = 0;
     for (; i + 32 <= count; i += 32) {
+        // The next chunk's, which the processor does not foresee between two chunks.
+        _mm_prefetch((const char*)(patterns + i + CHUNK), _MM_HINT_T1);
+        _mm_prefetch((const char*)(patterns + i + 16 + CHUNK), _MM_HINT_T1);
         __m256i of[4];
         for (u32 j = 0; j < 4; ++j) {
             of[j] = load(patterns + i + 8 * j);
@@ -210,13 +214,14 @@ __attribute__((always_inline)) inline void put_together(const u8* const* planes,
     }
 }
 #ifdef DR_X86
-// Whole groups of 32, of which it returns the number of values.
-template <u32 PLANES, Use USE>
-DR_AVX2 static u32 put_together_avx2(const u8* const* planes, const u8* exponents, u32 count, float scale,
+// Whole groups of 32 from `begin` on; returns where the rest begins. STREAMS: out + begin is at a multiple of 32 bytes,
+// and is not written through the cache.
+template <u32 PLANES, Use USE, bool STREAMS>
+DR_AVX2 static u32 put_together_avx2(const u8* const* planes, const u8* exponents, u32 begin, u32 count, float scale,
                                      float* out) {
     const __m256i sign = _mm256_set1_epi8((char)128), zero = _mm256_setzero_si256();
     const __m256 factor = _mm256_set1_ps(scale);
-    u32 i = 0;
+    u32 i = begin;
     for (; i + 32 <= count; i += 32) {
         const __m256i high = load(planes[2] + i), exponent = load(exponents + i);
         const __m256i fourth = _mm256_or_si256(_mm256_and_si256(high, sign),
@@ -236,14 +241,15 @@ DR_AVX2 static u32 put_together_avx2(const u8* const* planes, const u8* exponent
             if (USE == ADDED) value = _mm256_add_ps(_mm256_loadu_ps(to), value);
             if (USE == FIRST || USE == SCALED) value = _mm256_add_ps(_mm256_setzero_ps(), value);
             if (USE == SCALED) value = _mm256_mul_ps(value, factor);
-            _mm256_storeu_ps(to, value);
+            STREAMS ? _mm256_stream_ps(to, value) : _mm256_storeu_ps(to, value);
         }
     }
     return i;
 }
 #endif
 
-static void read_fields(const u8* in, const u8* exponents, u32 count, u32 bits, Use use, float scale, float* out) {
+static void read_fields(const u8* in, const u8* exponents, u32 count, u32 bits, Use use, bool streams, float scale,
+                        float* out) {
     const u32 whole = bits / 8, low = bits % 8;
     u8 upper[CHUNK + ROOM];
     const u8* planes[3] = {};
@@ -257,7 +263,12 @@ static void read_fields(const u8* in, const u8* exponents, u32 count, u32 bits, 
         with_constant<STORED, SCALED>(use, [&](auto way) {
             u32 done = 0;
 #ifdef DR_X86
-            if (dr_vector_level()) done = put_together_avx2<present, (Use)way()>(planes, exponents, count, scale, out);
+            if (dr_vector_level()) {
+                const u32 head = streams ? std::min(count, (u32)(-(uintptr_t)out % 32 / 4)) : 0;
+                put_together<present, (Use)way()>(planes, exponents, 0, head, scale, out);
+                done = (streams ? put_together_avx2<present, (Use)way(), true>
+                                : put_together_avx2<present, (Use)way(), false>)(planes, exponents, head, count, scale, out);
+            }
 #endif
             put_together<present, (Use)way()>(planes, exponents, done, count, scale, out);
         });
@@ -265,57 +276,6 @@ static void read_fields(const u8* in, const u8* exponents, u32 count, u32 bits, 
 }
 
 // ---- Codes of 1 to 3 bits.
-
-// Writes the code of each byte: its place in symbols[2^bits - 1], or the escape.
-DR_CLONES static void write_codes(const u8* __restrict in, u32 count, u32 bits, const u8* __restrict symbols,
-                                  u8* __restrict codes, u8* __restrict out) {
-    with_constant<1, MOST_BITS>(bits, [&](auto number) __attribute__((always_inline)) {
-        const u8 escape = coded_symbols(number);
-        for (u32 i = 0; i < count; ++i) {
-            u8 code = escape;
-            for (u8 j = escape; j--;) code = in[i] == symbols[j] ? j : code;
-            codes[i] = code;
-        }
-        pack<number>(codes, count, out);
-    });
-}
-#ifdef DR_X86
-// Whole groups of 32, of which it returns the number of bytes.
-DR_AVX2 static u32 find_symbols_avx2(const u8* codes, u32 count, u8 escape, const u8* table, u8* out, u32* escapes) {
-    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
-    const __m256i wanted = _mm256_set1_epi8((char)escape);
-    u32 i = 0, found = 0;
-    for (; i + 32 <= count; i += 32) {
-        const __m256i of = load(codes + i);
-        store(out + i, _mm256_shuffle_epi8(all, of));
-        found += (u32)__builtin_popcount((u32)_mm256_movemask_epi8(_mm256_cmpeq_epi8(of, wanted)));
-    }
-    *escapes = found;
-    return i;
-}
-#endif
-
-DR_CLONES static void unpack_codes(const u8* __restrict in, u32 count, u32 bits, u8* __restrict codes) {
-    with_constant<1, MOST_BITS>(bits, [&](auto number) __attribute__((always_inline)) {
-        unpack<number>(in, count, codes);
-    });
-}
-// Reads codes, and finds the symbols of those that are not the escape; 0 for the escape. Returns how many are.
-static u32 read_codes(const u8* in, u32 count, u32 bits, const u8* symbols, u8* codes, u8* out) {
-    const u8 escape = (u8)coded_symbols(bits);
-    u8 table[16] = {};
-    std::memcpy(table, symbols, escape);
-    unpack_codes(in, count, bits, codes);
-    u32 i = 0, escapes = 0;
-#ifdef DR_X86
-    if (dr_vector_level()) i = find_symbols_avx2(codes, count, escape, table, out, &escapes);
-#endif
-    for (; i < count; ++i) {
-        out[i] = table[codes[i]];
-        escapes += codes[i] == escape;
-    }
-    return escapes;
-}
 
 #ifdef DR_X86
 // For eight bytes of which those in a mask are escapes: where each of these is found, and where each of these goes.
@@ -335,23 +295,132 @@ struct Moves {
 };
 static const Moves MOVES;
 
-// Whole groups of sixteen, of which these return the number of bytes; *place moves on by the escapes.
-DR_AVX2 static u32 gather_avx2(const u8* in, const u8* codes, u32 count, u8 escape, u8* escapes, u32* place) {
-    const __m128i wanted = _mm_set1_epi8((char)escape);
+// Whole groups of 32, of which it returns the number of bytes. *place moves on by the escapes.
+template <u32 BITS>
+DR_AVX2 static u32 write_codes_avx2(const u8* in, u32 count, const u8* symbols, u8* out, u8* escapes, u32* place) {
+    const u32 escape = (1u << BITS) - 1;
+    const __m256i escaped = _mm256_set1_epi8((char)escape);
+    const __m256i pairs = _mm256_set1_epi16(1 | 256 << BITS), fours = _mm256_set1_epi32(1 | 65536 << 2 * BITS);
+    char bytes[16];  // of both words of a half, those with codes
+    for (u32 j = 0; j < 16; ++j) bytes[j] = (char)(j < 2 * BITS ? j / BITS * 8 + j % BITS : 128);
+    const __m256i with_codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)bytes));
+    __m256i of[escape], below[escape];  // a symbol, and how far its code is below the escape
+    for (u32 j = 0; j < escape; ++j) {
+        of[j] = _mm256_set1_epi8((char)symbols[j]);
+        below[j] = _mm256_set1_epi8((char)(escape - j));
+    }
     u32 i = 0, at = *place;
-    for (; i + 16 <= count; i += 16) {
-        const u32 mask = (u32)_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_loadu_si128((const __m128i*)(codes + i)), wanted));
-        const __m128i low = _mm_loadl_epi64((const __m128i*)(in + i));
-        const __m128i high = _mm_loadl_epi64((const __m128i*)(in + i + 8));
-        const __m128i to_low = _mm_loadl_epi64((const __m128i*)(MOVES.gather + (mask & 255)));
-        const __m128i to_high = _mm_loadl_epi64((const __m128i*)(MOVES.gather + (mask >> 8)));
-        _mm_storel_epi64((__m128i*)(escapes + at), _mm_shuffle_epi8(low, to_low));
-        _mm_storel_epi64((__m128i*)(escapes + at + __builtin_popcount(mask & 255)), _mm_shuffle_epi8(high, to_high));
-        at += (u32)__builtin_popcount(mask);
+    for (; i + 32 <= count; i += 32, out += 4 * BITS) {
+        const __m256i each = load(in + i);
+        __m256i codes = escaped;
+        for (u32 j = 0; j < escape; ++j)
+            codes = _mm256_sub_epi8(codes, _mm256_and_si256(_mm256_cmpeq_epi8(each, of[j]), below[j]));
+        u32 mask = (u32)_mm256_movemask_epi8(_mm256_cmpeq_epi8(codes, escaped));
+        for (u32 j = 0; j < 32; j += 8, mask >>= 8) {
+            const __m128i eight = _mm_loadl_epi64((const __m128i*)(in + i + j));
+            const __m128i moves = _mm_loadl_epi64((const __m128i*)(MOVES.gather + (mask & 255)));
+            _mm_storel_epi64((__m128i*)(escapes + at), _mm_shuffle_epi8(eight, moves));
+            at += (u32)__builtin_popcount(mask & 255);
+        }
+        const __m256i words = _mm256_madd_epi16(_mm256_maddubs_epi16(codes, pairs), fours);
+        const __m256i packed =
+            _mm256_shuffle_epi8(_mm256_or_si256(words, _mm256_srli_epi64(words, 32 - 4 * BITS)), with_codes);
+        _mm_storel_epi64((__m128i*)out, _mm256_castsi256_si128(packed));
+        _mm_storel_epi64((__m128i*)(out + 2 * BITS), _mm256_extracti128_si256(packed, 1));
     }
     *place = at;
     return i;
 }
+
+// Whole groups of 32, of which it returns the number of codes. *escapes is how many of these are the escape.
+template <u32 BITS>
+DR_AVX2 static u32 read_codes_avx2(const u8* in, u32 count, const u8* table, u8* codes, u8* out, u32* escapes) {
+    // Of each two codes, the two bytes that have them, and a factor that moves them to the top.
+    u8 source[32];
+    u16 factor[16];
+    for (u32 k = 0; k < 16; ++k) {
+        const u32 bit = 2 * BITS * k;
+        source[2 * k] = (u8)(bit / 8), source[2 * k + 1] = (u8)(bit / 8 + 1);
+        factor[k] = (u16)(1u << (16 - 2 * BITS - bit % 8));
+    }
+    const __m256i sources = load(source), factors = load(factor);
+    const __m256i low = _mm256_set1_epi16((1 << BITS) - 1), high = _mm256_set1_epi16(((1 << BITS) - 1) << 8);
+    const __m256i symbols = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+    const __m256i escaped = _mm256_set1_epi8((1 << BITS) - 1);
+    u32 i = 0, found = 0;
+    for (; i + 32 <= count; i += 32, in += 4 * BITS) {
+        const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)in));
+        const __m256i top = _mm256_mullo_epi16(_mm256_shuffle_epi8(all, sources), factors);
+        const __m256i each = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(top, 16 - 2 * BITS), low),
+                                             _mm256_and_si256(_mm256_srli_epi16(top, 8 - BITS), high));
+        store(codes + i, each);
+        store(out + i, _mm256_shuffle_epi8(symbols, each));
+        found += (u32)__builtin_popcount((u32)_mm256_movemask_epi8(_mm256_cmpeq_epi8(each, escaped)));
+    }
+    *escapes = found;
+    return i;
+}
+#endif
+
+DR_CLONES static void find_codes(const u8* __restrict in, u32 count, u32 bits, const u8* __restrict symbols,
+                                 u8* __restrict codes, u8* __restrict out) {
+    with_constant<1, MOST_BITS>(bits, [&](auto number) __attribute__((always_inline)) {
+        const u8 escape = coded_symbols(number);
+        for (u32 i = 0; i < count; ++i) {
+            u8 code = escape;
+            for (u8 j = escape; j--;) code = in[i] == symbols[j] ? j : code;
+            codes[i] = code;
+        }
+        pack<number>(codes, count, out);
+    });
+}
+// Writes the code of each byte: its place in symbols[2^bits - 1], or the escape. Moves bytes whose code is the escape to
+// `escapes`, and returns how many there are.
+static u32 write_codes(const u8* in, u32 count, u32 bits, const u8* symbols, u8* out, u8* escapes) {
+    u8 codes[CHUNK + ROOM];
+    u32 done = 0, place = 0;
+#ifdef DR_X86
+    if (dr_vector_level())
+        with_constant<1, MOST_BITS>(bits, [&](auto number) {
+            done = write_codes_avx2<number>(in, count, symbols, out, escapes, &place);
+        });
+#endif
+    find_codes(in + done, count - done, bits, symbols, codes, out + field_bytes(done, bits));
+    for (u32 i = done; i < count; ++i) {
+        escapes[place] = in[i];
+        place += codes[i - done] == coded_symbols(bits);
+    }
+    return place;
+}
+
+DR_CLONES static void unpack_codes(const u8* __restrict in, u32 count, u32 bits, u8* __restrict codes) {
+    with_constant<1, MOST_BITS>(bits, [&](auto number) __attribute__((always_inline)) {
+        unpack<number>(in, count, codes);
+    });
+}
+// Reads codes, and finds the symbols of those that are not the escape; 0 for the escape. Returns how many are. Loads up
+// to 16 bytes past the end.
+static u32 read_codes(const u8* in, u32 count, u32 bits, const u8* symbols, u8* codes, u8* out) {
+    const u8 escape = (u8)coded_symbols(bits);
+    u8 table[16] = {};
+    std::memcpy(table, symbols, escape);
+    u32 i = 0, escapes = 0;
+#ifdef DR_X86
+    if (dr_vector_level())
+        with_constant<1, MOST_BITS>(bits, [&](auto number) {
+            i = read_codes_avx2<number>(in, count, table, codes, out, &escapes);
+        });
+#endif
+    unpack_codes(in + field_bytes(i, bits), count - i, bits, codes + i);
+    for (; i < count; ++i) {
+        out[i] = table[codes[i]];
+        escapes += codes[i] == escape;
+    }
+    return escapes;
+}
+
+#ifdef DR_X86
+// Whole groups of sixteen, of which it returns the number of bytes; *place moves on by the escapes.
 DR_AVX2 static u32 scatter_avx2(const u8* escapes, const u8* codes, u32 count, u8 escape, u8* out, u32* place) {
     const __m128i wanted = _mm_set1_epi8((char)escape);
     u32 i = 0, at = *place;
@@ -372,20 +441,7 @@ DR_AVX2 static u32 scatter_avx2(const u8* escapes, const u8* codes, u32 count, u
 }
 #endif
 
-// The bytes of in[count] whose codes are the escape; returns how many.
-static u32 gather(const u8* in, const u8* codes, u32 count, u32 bits, u8* escapes) {
-    const u8 escape = (u8)coded_symbols(bits);
-    u32 i = 0, place = 0;
-#ifdef DR_X86
-    if (dr_vector_level()) i = gather_avx2(in, codes, count, escape, escapes, &place);
-#endif
-    for (; i < count; ++i) {
-        escapes[place] = in[i];
-        place += codes[i] == escape;
-    }
-    return place;
-}
-// Puts them back, where `out` has zeros.
+// Puts escapes back, where `out` has zeros.
 static void scatter(const u8* escapes, const u8* codes, u32 count, u32 bits, u8* out) {
     const u8 escape = (u8)coded_symbols(bits);
     u32 i = 0, place = 0;
@@ -406,8 +462,10 @@ static void rank(const u8* exponents, u32 count, Found range, u8* symbols, u32* 
     const u32 least = range.least, end = range.largest + 1u;
     u16 counts[4][256];  // four tables, so that equal exponents in a row do not wait for each other's count
     for (u16* table : counts) std::memset(table + least, 0, 2 * (end - least));
-    for (u32 begin = 0; begin < count; begin += SAMPLE_EACH)
-        for (u32 i = 0; i < std::min(SAMPLE, count - begin); ++i) ++counts[i % 4][exponents[begin + i]];
+    u32 begin = 0;
+    for (; begin + SAMPLE <= count; begin += SAMPLE_EACH)
+        for (u32 i = 0; i < SAMPLE; ++i) ++counts[i % 4][exponents[begin + i]];
+    for (u32 i = begin; i < count; ++i) ++counts[0][exponents[i]];
     u32 keys[256 + MOST_RANKED], found = 0;  // | occurrences << 8 | 255 - exponent |: the largest has the first rank
     u16* const sums = counts[0];
     for (u32 s = least; s < end; ++s) {
@@ -425,7 +483,7 @@ static void rank(const u8* exponents, u32 count, Found range, u8* symbols, u32* 
 }
 
 u32 lossless_encode_chunk(const u32* patterns, u32 count, u8* out, bool* finite) {
-    u8 exponents[CHUNK + ROOM], escapes[CHUNK + ROOM], others[CHUNK + ROOM], codes[CHUNK + ROOM], symbols[MOST_RANKED];
+    u8 exponents[CHUNK + ROOM], escapes[CHUNK + ROOM], others[CHUNK + ROOM], symbols[MOST_RANKED];
     u32 ranked[MOST_RANKED];
     Planes planes;
     const Found found = take_apart(patterns, count, &planes, exponents);
@@ -441,15 +499,13 @@ u32 lossless_encode_chunk(const u32* patterns, u32 count, u8* out, bool* finite)
     const u8* left = exponents;
     u32 escapes_of = count;
     if (plan.first) {
-        write_codes(left, count, plan.first, symbols, codes, at);
-        escapes_of = gather(left, codes, count, plan.first, escapes);
+        escapes_of = write_codes(left, count, plan.first, symbols, at, escapes);
         at += field_bytes(count, plan.first);
         left = escapes;
     }
     u32 others_of = escapes_of;
     if (plan.second) {
-        write_codes(left, escapes_of, plan.second, symbols + coded_symbols(plan.first), codes, at);
-        others_of = gather(left, codes, escapes_of, plan.second, others);
+        others_of = write_codes(left, escapes_of, plan.second, symbols + coded_symbols(plan.first), at, others);
         at += field_bytes(escapes_of, plan.second);
         left = others;
     }
@@ -457,7 +513,8 @@ u32 lossless_encode_chunk(const u32* patterns, u32 count, u8* out, bool* finite)
     return (u32)(at - out) + others_of;
 }
 
-i64 lossless_decode_chunk(const u8* in, u32 bytes, u32 count, Use use, float scale, float* out) {
+// in[bytes], and ROOM bytes after them. Returns 0 or an error.
+static i64 decode_chunk(const u8* in, u32 bytes, u32 count, Use use, bool streams, float scale, float* out) {
     u8 exponents[CHUNK + ROOM], escapes[CHUNK + ROOM], codes[2][CHUNK + ROOM];
     Plan plan;
     if (bytes < HEAD) return ERR_TRUNCATED;
@@ -490,7 +547,7 @@ i64 lossless_decode_chunk(const u8* in, u32 bytes, u32 count, Use use, float sca
         scatter(at, codes[0], count, plan.first, exponents);
         at = exponents;
     }
-    read_fields(fields, at, count, plan.bits, use, scale, out);
+    read_fields(fields, at, count, plan.bits, use, streams, scale, out);
     return 0;
 }
 
@@ -514,7 +571,7 @@ i64 LosslessReader::open(const u8* section, u64 bytes, u64 count) {
     sizes = section + 1, at = sizes + 2 * chunks_of(count), end = section + bytes;
     return bytes < 1 + 2 * chunks_of(count) ? (i64)ERR_TRUNCATED : 0;
 }
-i64 LosslessReader::next(u32 count, Use use, float scale, float* out) {
+i64 LosslessReader::next(u32 count, Use use, bool streams, float scale, float* out) {
     u16 bytes;
     std::memcpy(&bytes, sizes, 2);
     sizes += 2;
@@ -524,18 +581,16 @@ i64 LosslessReader::next(u32 count, Use use, float scale, float* out) {
     const u8* chunk = at;
     if ((u64)(end - at) < bytes + (u64)ROOM) chunk = (const u8*)std::memcpy(last, at, bytes);
     at += bytes;
-    return lossless_decode_chunk(chunk, bytes, count, use, scale, out);
-}
-i64 lossless_decode(const u8* section, u64 bytes, u64 count, Use use, float scale, float* values) {
-    LosslessReader reader;
-    i64 failed = reader.open(section, bytes, count);
-    for (u64 begin = 0; !failed && begin < count; begin += CHUNK)
-        failed = reader.next((u32)std::min<u64>(CHUNK, count - begin), use, scale, values + begin);
-    return failed ? failed : reader.at == reader.end ? 0 : (i64)ERR_SIZES;
+    return decode_chunk(chunk, bytes, count, use, streams, scale, out);
 }
 
 // Of a section whose form is 1. Returns 0; ERR_TRUNCATED if the section or a chunk is too short; ERR_SIZES if a chunk
 // or the section is too long; ERR_VALUE if no chunk begins so, or bits after a field are not zeros; ERR_NOT_FINITE.
 DR_API i64 dr_lossless_decode(const u8* section, u64 bytes, u64 count, float* values) {
-    return lossless_decode(section, bytes, count, STORED, 1, values);
+    LosslessReader reader;
+    i64 failed = reader.open(section, bytes, count);
+    for (u64 begin = 0; !failed && begin < count; begin += CHUNK)
+        failed = reader.next((u32)std::min<u64>(CHUNK, count - begin), STORED, 4 * count >= STREAMED, 1, values + begin);
+    stream_fence();
+    return failed ? failed : reader.at == reader.end ? 0 : (i64)ERR_SIZES;
 }

@@ -11,16 +11,11 @@ enum Use { STORED, FIRST, ADDED, SCALED };
 // Stores up to ROOM bytes past its end.
 u32 lossless_encode_chunk(const u32* patterns, u32 count, u8* out, bool* finite);
 
-// in[bytes], and ROOM bytes after them. Returns 0 or an error.
-i64 lossless_decode_chunk(const u8* in, u32 bytes, u32 count, Use use, float scale, float* out);
-
-// Reads a section of form 1, chunk by chunk. All that it returns is 0 or an error. At the end, `at` must be `end`.
+// Reads a section of form 1, chunk by chunk. All that it returns is 0 or an error. At the end, `at` must be `end`. What it
+// `streams` is written past the cache: a stream_fence must follow, before another thread reads it.
 struct LosslessReader {
     const u8 *sizes, *at, *end;
 
     i64 open(const u8* section, u64 bytes, u64 count);
-    i64 next(u32 count, Use use, float scale, float* out);
+    i64 next(u32 count, Use use, bool streams, float scale, float* out);
 };
-
-// As dr_lossless_decode.
-i64 lossless_decode(const u8* section, u64 bytes, u64 count, Use use, float scale, float* values);
