@@ -128,7 +128,7 @@ class SlicedSum(FailureDeferring):
     finite: bool = False
     failures: list[Exception] = field(default_factory=list)
     names: Sequence[int] = ()
-    half: lossless.Half | None = None
+    half: str | None = None
     _bounds: list[int] = field(default_factory=list)
     _short: ShortSlices | None = None
 
@@ -422,7 +422,7 @@ class SlicedSum(FailureDeferring):
         return half.decode(half.encode(total, self._half == "bfloat16"), total.size)
 
     @property
-    def _half(self) -> lossless.Half | None:
+    def _half(self) -> str | None:
         """The dtype to which the sum is rounded."""
         exchange = self.pipeline.config.exchange
         assert isinstance(exchange, ReduceScatter)

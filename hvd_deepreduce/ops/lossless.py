@@ -1,11 +1,9 @@
 """Floats without loss, their exponents in codes of few bits (codecs/value/lossless.py); kernels/lossless/lossless.cpp
-draws the section. On the host, also whole containers of all elements, in one call each (kernels/lossless/containers.cpp).
-"""
+draws the section. On the host, whole containers of all elements, in one call each: kernels/lossless/containers.cpp."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -84,7 +82,6 @@ def _(section: Device, count: int) -> Device:
     return values
 
 
-Half = Literal["float16", "bfloat16"]
 _HALVES = {None: 0, "float16": 1, "bfloat16": 2}
 
 
@@ -109,14 +106,14 @@ def containers(values: F32, bounds: Sequence[int], salts: Sequence[int]) -> tupl
     return out[:at], sizes
 
 
-def container_of_sum(data: U8, sizes: Sequence[int], count: int, half: Half | None, salt: int) -> U8 | None:
+def container_of_sum(data: U8, sizes: Sequence[int], count: int, half: str | None, salt: int) -> U8 | None:
     """The container of the sum of such containers, in their order, on the host.
 
     Args:
         data: uint8, contiguous; of any bytes.
         sizes: the bytes of each container; together those of ``data``.
         count: the elements of each, at least 1.
-        half: the dtype to which the sum is rounded; ``None``: it is not.
+        half: the dtype to which the sum is rounded, ``"float16"`` or ``"bfloat16"``; ``None``: it is not.
         salt: of all checksums.
 
     Returns:
@@ -129,8 +126,8 @@ def container_of_sum(data: U8, sizes: Sequence[int], count: int, half: Half | No
 
 
 def container_bytes(data: U8, count: int, salt: int) -> int:
-    """The bytes of the container at the begin of ``data``, on the host, after its checksum was checked; 0: there is none
-    of ``count`` values of this codec."""
+    """The bytes of the container at the begin of ``data``, on the host, whose checksum is right; 0: there is none of
+    ``count`` values of this codec."""
     size: int = _container_bytes(data, data.size, count, salt)
     return size
 

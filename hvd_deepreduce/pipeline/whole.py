@@ -55,7 +55,7 @@ class Whole:
         return lossless.containers(gradient, bounds, salts)
 
     def encode_sum(
-        self, received: U8, sizes: Sequence[int], numel: int, key: RngKey, half: lossless.Half | None
+        self, received: U8, sizes: Sequence[int], numel: int, key: RngKey, half: str | None
     ) -> U8 | None:
         """The container of the sum of a slice, as ``lossless.container_of_sum``. The rank of ``key`` is not used."""
         if not numel or sum(sizes) != received.size:

@@ -18,6 +18,7 @@ from hvd_deepreduce.engine import Collectives
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.collectives import Held
 from hvd_deepreduce.exchange.traffic import Traffic
+from hvd_deepreduce.ops import heap
 from hvd_deepreduce.torch.rendezvous import named
 from hvd_deepreduce.torch.tensors import TorchTensors, keep_for_stream
 
@@ -204,12 +205,12 @@ class DistributedCollectives(Collectives):
 
     def _launch(self, one: _Exchange, heard: list[int]) -> None:
         one.heard = heard
-        if one.for_all:
-            one.sent = one.sent.repeat(self._size)
         group = self._devices if one.sent.is_cuda else self._host
         if one.sent.is_cuda and group is self._host:
             one.sent = one.sent.cpu()
-        one.received = one.sent.new_empty(sum(heard))
+        if one.for_all:
+            one.sent = _room(one.sent, self._size * one.sent.numel()).view(self._size, -1).copy_(one.sent).view(-1)
+        one.received = _room(one.sent, sum(heard))
         one.work = dist.all_to_all_single(one.received, one.sent, heard, one.splits, group=group, async_op=True)
 
     # Sums
@@ -286,6 +287,11 @@ class DistributedCollectives(Collectives):
         if dist.is_initialized() and not self._kept:  # else they have ended with all others
             for group in groups:
                 dist.destroy_process_group(group)
+
+
+def _room(like: torch.Tensor, size: int) -> torch.Tensor:
+    """uint8 ``[size]``, not initialized, where ``like`` is."""
+    return like.new_empty(size) if like.is_cuda else torch.from_numpy(heap.room(size))
 
 
 class _Together(Held):
