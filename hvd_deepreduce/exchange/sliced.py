@@ -143,6 +143,11 @@ class _Driven(Exchange):
         while waiting:
             waiting = [advance for advance in waiting if advance()]
 
+    def overlap(self, turns: Sequence[Callable[[], bool]]) -> None:
+        """The bucket before goes on meanwhile: this one is on the wire while that one's slice is summed."""
+        if len(turns) > 1:
+            turns[-2]()
+
 
 class ReduceScatterExchange(_Driven):
     """Each rank sums a slice of every bucket (``SlicedSum``)."""
@@ -206,8 +211,3 @@ class TwoLevelExchange(_Driven):
                 while advance():
                     pass
         super().drive(turns)
-
-    def overlap(self, turns: Sequence[Callable[[], bool]]) -> None:
-        """The bucket before sends its containers meanwhile."""
-        if len(turns) > 1:
-            turns[-2]()

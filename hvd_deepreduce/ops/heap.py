@@ -46,8 +46,8 @@ _free: dict[int, U8] = {}
 
 
 def room(size: int) -> U8:
-    """uint8 ``[size]``, not initialized, on the host. A later call of about this size takes large memory again, as soon as
-    nothing refers to the array or to a view of it.
+    """uint8 ``[size]``, not initialized, on the host. A later call of about this size takes large memory again, as soon
+    as nothing refers to the array or to a view of it.
 
     ``keep_freed`` does not do that: what threads other than the first allocate is on heaps of their own, which glibc
     gives back as a whole, and each step fetches it again page by page.
