@@ -39,7 +39,7 @@ def keep_freed() -> None:
         mallopt(_TRIM_THRESHOLD, -1)
 
 
-_LARGE = 1 << 20
+LARGE = 1 << 20
 """Bytes from which on memory is kept."""
 _free: dict[int, U8] = {}
 """Blocks that no array has, by id."""
@@ -52,7 +52,7 @@ def room(size: int) -> U8:
     ``keep_freed`` does not do that: what threads other than the first allocate is on heaps of their own, which glibc
     gives back as a whole, and each step fetches it again page by page.
     """
-    if size < _LARGE:
+    if size < LARGE:
         return np.empty(size, np.uint8)
     fitting = [block for block in _free.copy().values() if size <= block.size <= size + size // 2]
     block = _free.pop(id(min(fitting, key=len)), None) if fitting else None

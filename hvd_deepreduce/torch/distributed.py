@@ -211,9 +211,16 @@ class DistributedCollectives(Collectives):
         group = self._devices if one.sent.is_cuda else self._bulk
         if one.sent.is_cuda and group is self._bulk:
             one.sent = one.sent.cpu()
-        if one.for_all:
-            one.sent = _room(one.sent, self._size * one.sent.numel()).view(self._size, -1).copy_(one.sent).view(-1)
-        one.received = _room(one.sent, sum(heard))
+        size = sum(heard)
+        if not one.sent.is_cuda and max(size, self._size * len(one.sent)) >= heap.LARGE:
+            if one.for_all:
+                copies = torch.from_numpy(heap.room(self._size * len(one.sent)))
+                one.sent = copies.view(self._size, len(one.sent)).copy_(one.sent).view(-1)
+            one.received = torch.from_numpy(heap.room(size))
+        else:
+            if one.for_all:
+                one.sent = one.sent.repeat(self._size)
+            one.received = one.sent.new_empty(size)
         one.work = dist.all_to_all_single(one.received, one.sent, heard, one.splits, group=group, async_op=True)
 
     # Sums
@@ -290,11 +297,6 @@ class DistributedCollectives(Collectives):
         if dist.is_initialized() and not self._kept:  # else they have ended with all others
             for group in groups:
                 dist.destroy_process_group(group)
-
-
-def _room(like: torch.Tensor, size: int) -> torch.Tensor:
-    """uint8 ``[size]``, not initialized, where ``like`` is."""
-    return like.new_empty(size) if like.is_cuda else torch.from_numpy(heap.room(size))
 
 
 class _Together(Held):
