@@ -24,8 +24,9 @@ Nothing here waits for other ranks: ``steps`` is a generator that asks for colle
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -39,8 +40,9 @@ from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds
 from hvd_deepreduce.exchange.failures import FailureDeferring, error_in, told
 from hvd_deepreduce.exchange.settings import ReduceScatter
 from hvd_deepreduce.exchange.short_slices import ShortSlices
-from hvd_deepreduce.ops import arrays, deferred, groups, half, sections
+from hvd_deepreduce.ops import arrays, deferred, groups, half, lossless, sections
 from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline.whole import Whole
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire.decoding import decode_part, decode_parts
 from hvd_deepreduce.wire.standalone import Container, ContainerError, named, refusal
@@ -67,6 +69,32 @@ class DecodedSum:
         """``out = scale * sum``; ``out`` is float32 or float64 ``[numel]``."""
         for begin, end, part in self.parts:
             arrays.sum_into(out[begin:end], [part], scale, self.threads)
+
+
+@dataclass(frozen=True)
+class CheckedSum:
+    """As ``DecodedSum``, in containers of which the checksums are known to be right: they are decoded where they are
+    needed, without an array of their own.
+
+    Attributes:
+        containers: of the slices of ``bounds``, as ``Whole.split`` has found them.
+        decoded: the same sum, from codec to codec. It raises the error of a container that no encoder can have written.
+    """
+
+    containers: list[U8]
+    bounds: list[int]
+    decoded: Callable[[], DecodedSum]
+
+    def write(self, out: Floats, scale: float) -> None:
+        """``out = scale * sum``; ``out`` is float32 ``[numel]``.
+
+        Raises:
+            ContainerError: a container cannot be decoded; names its rank. A part of ``out`` was overwritten.
+        """
+        for (begin, end), container in zip(pairwise(self.bounds), self.containers, strict=True):
+            if begin < end and not lossless.scaled(container, scale, out[begin:end]):
+                self.decoded().write(out, scale)
+                return
 
 
 @dataclass
@@ -104,7 +132,7 @@ class SlicedSum(FailureDeferring):
     _bounds: list[int] = field(default_factory=list)
     _short: ShortSlices | None = None
 
-    def steps(self) -> Generator[AllToAll | AllGather, Any, DecodedSum]:
+    def steps(self) -> Generator[AllToAll | AllGather, Any, DecodedSum | CheckedSum]:
         """The program of this rank; with one rank it asks for nothing.
 
         Raises:
@@ -116,6 +144,11 @@ class SlicedSum(FailureDeferring):
         assert isinstance(exchange, ReduceScatter)
         self._bounds = equal_bounds(gradient.size, ranks)
         self._short = ShortSlices.of(pipeline.config, gradient.size, ranks, self.key.step, gradient.dtype.itemsize)
+        whole = self._attempt(None, self._whole)
+        if whole is not None:
+            received, sizes = yield AllToAll(*whole)
+            del whole
+            return (yield from self._sum_of_slices(received, sizes))
         corrected, selected = self._attempt((None, None), self._select)
         balances = exchange.density is not None or pipeline.config.memory.leaves_whole
         if balances and ranks > 1 and gradient.size:
@@ -136,6 +169,13 @@ class SlicedSum(FailureDeferring):
             arrays.concatenate(data) if data else self._like(NOTHING), [message.size for message in messages]
         )
         del messages, data
+        return (yield from self._sum_of_slices(received, sizes))
+
+    def _sum_of_slices(
+        self, received: U8, sizes: list[int]
+    ) -> Generator[AllGather, Any, DecodedSum | CheckedSum]:
+        """What follows the alltoall."""
+        rank, ranks, gradient, pipeline = self.key.rank, self.ranks, self.gradient, self.pipeline
         packed, loss = self._attempt((None, None), self._sum, received, sizes)
         if packed is not None and not self.failures:
             packed = self._attempt([None], self._shortened, [packed], [rank])[0]
@@ -146,9 +186,10 @@ class SlicedSum(FailureDeferring):
                     f"all {ranks} ranks fit into one allgather: set scope to 'bucket', or use a lower density"
                 )
             )
+        del received
         gathered = yield AllGather(self._told() if packed is None or self.failures else packed, last=True)
         try:
-            total = self._decoded(gathered, self._keys(second=True))
+            total = self._checked(gathered) or self._decoded(gathered, self._keys(second=True))
         except ContainerError as error:
             raise self._named(error) from None
         if loss is not None and self.keeps is not None:
@@ -216,6 +257,35 @@ class SlicedSum(FailureDeferring):
             long.append(found)
         rest = self._short.taken_as_it_is(memory, at)
         return self._like(np.frombuffer(bytearray(b"".join([*long, rest])), np.uint8)), [len(one) for one in long]
+
+    # Dense vectors without loss
+
+    @property
+    def _native(self) -> Whole | None:
+        """The native calls that this vector takes; None: none."""
+        takes = self.ranks > 1 and self.residual is None and self.keeps is None and self._short is None
+        return self.pipeline.whole if takes and Whole.takes(self.gradient) else None
+
+    def _whole(self) -> tuple[U8, list[int]] | None:
+        """The containers of all slices, and their sizes; None: they are to be encoded from codec to codec."""
+        if self._native is None or self.failures:
+            return None
+        packed = self._native.encode(self.gradient, self._bounds, self._keys())
+        return None if packed is None or packed[0].size > MAX_BYTES else packed
+
+    def _checked(self, gathered: U8) -> CheckedSum | None:
+        """The sum of all slices; None: it is to be decoded from codec to codec."""
+        if self._native is None:
+            return None
+        keys = self._keys(second=True)
+        found = self._native.split(gathered, [end - begin for begin, end in pairwise(self._bounds)], keys)
+        return None if found is None else CheckedSum(found, self._bounds, partial(self._decode_again, gathered))
+
+    def _decode_again(self, gathered: U8) -> DecodedSum:
+        try:
+            return self._decoded(gathered, self._keys(second=True))
+        except ContainerError as error:
+            raise self._named(error) from None
 
     # A rank's own vector
 
@@ -301,6 +371,10 @@ class SlicedSum(FailureDeferring):
         rank, pipeline = self.key.rank, self.pipeline
         begin, end = self._slice(rank)
         numel, dtype = end - begin, self.gradient.dtype
+        if self._native is not None:
+            packed = self._native.encode_sum(received, sizes, numel, self._keys()[rank], self._half)
+            if packed is not None:
+                return packed, None
         expected = pipeline.expected(numel, dtype, self._keys()[rank])
         with deferred.reading(self.gradient):
             received = arrays.move_like(received, self.gradient)
@@ -340,14 +414,19 @@ class SlicedSum(FailureDeferring):
     def _rounded(self, total: Floats) -> Floats:
         """The sum of a slice, rounded under ``round_sum``. A sum beyond the range of the dtype stays as it is: its mean
         may be within, and if not, a loss scaler must see an infinity."""
-        exchange = self.pipeline.config.exchange
-        assert isinstance(exchange, ReduceScatter)
-        if not exchange.round_sum or self.half is None or not deferred.finite(total, self.pipeline.threads):
+        if self._half is None or not deferred.finite(total, self.pipeline.threads):
             return total
         largest = arrays.to_host(groups.norms(total, total.size, False))[0]
-        if largest > LARGEST[self.half]:
+        if largest > LARGEST[self._half]:
             return total
-        return half.decode(half.encode(total, self.half == "bfloat16"), total.size)
+        return half.decode(half.encode(total, self._half == "bfloat16"), total.size)
+
+    @property
+    def _half(self) -> str | None:
+        """The dtype to which the sum is rounded."""
+        exchange = self.pipeline.config.exchange
+        assert isinstance(exchange, ReduceScatter)
+        return self.half if exchange.round_sum else None
 
     def _second_sparsifier(self, numel: int) -> Sparsifier | None:
         """What selects from the sum of a slice; None: the config's, which sends all or repeats its choice."""

@@ -15,7 +15,7 @@ from hvd_deepreduce.exchange.balance import AllGather, AllToAll, Inside
 from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.exchange.interface import Bucket, Exchange, Pending, Rank
 from hvd_deepreduce.exchange.levels import Levels
-from hvd_deepreduce.exchange.reduce_scatter import DecodedSum, SlicedSum
+from hvd_deepreduce.exchange.reduce_scatter import CheckedSum, DecodedSum, SlicedSum
 from hvd_deepreduce.exchange.two_levels import TwoLevelSum
 from hvd_deepreduce.pipeline.bundle import Slice
 
@@ -40,7 +40,7 @@ class RunningProgram(Pending):
         self._asked: AllToAll | AllGather | None = None
         self._inside = False
         self._pending: Any = None
-        self._total: DecodedSum | None = None
+        self._total: DecodedSum | CheckedSum | None = None
         self._failure: Exception | None = None
         self._alone = False
         self._go_on(None)
@@ -69,7 +69,7 @@ class RunningProgram(Pending):
                 self._rank.note_failure(error)
                 raise
 
-    def _wait(self) -> DecodedSum:
+    def _wait(self) -> DecodedSum | CheckedSum:
         while self._asked is not None:
             self._answer()
         if self._failure is not None:

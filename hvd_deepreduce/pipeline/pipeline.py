@@ -23,6 +23,7 @@ from hvd_deepreduce.ops.pieces import Pieces
 from hvd_deepreduce.pipeline.composed import Composed, Source
 from hvd_deepreduce.pipeline.fused import Fused
 from hvd_deepreduce.pipeline.recorded import Recorded
+from hvd_deepreduce.pipeline.whole import Whole
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire import standalone as wire
 from hvd_deepreduce.wire.decoding import decode_part, decode_parts
@@ -49,6 +50,8 @@ class Pipeline:
         self._few_nonzeros: set[int] = set()
         self.fused = Fused.of(config, self.shared, self.threads)
         """The native calls in place of this pipeline's codecs, where there are some."""
+        self.whole = Whole.of(config, self.shared)
+        """The native calls for slices of dense vectors, where there are some."""
         self._recorded = Recorded.of(config, self.shared)
 
     def encode(

@@ -18,6 +18,7 @@ from hvd_deepreduce.engine import Collectives
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.collectives import Held
 from hvd_deepreduce.exchange.traffic import Traffic
+from hvd_deepreduce.ops import heap
 from hvd_deepreduce.torch.rendezvous import named
 from hvd_deepreduce.torch.tensors import TorchTensors, keep_for_stream
 
@@ -102,7 +103,10 @@ class DistributedCollectives(Collectives):
         new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=self._kept and not by_all)
         self._host = new_group(backend="gloo")
         on_devices = "nccl" in dist.get_backend_config(group)
-        self._devices = new_group(backend="nccl") if on_devices else self._host
+        # Connections of their own for what is large: the sizes of the next exchange would wait behind the bytes of the
+        # one before, and so would all that this rank does then.
+        self._bulk = new_group(backend="gloo")
+        self._devices = new_group(backend="nccl") if on_devices else self._bulk
         self.exchanges = 0
         self.failure: RuntimeError | None = None
         self._held: list[_Exchange | _Sum] | None = None
@@ -204,19 +208,26 @@ class DistributedCollectives(Collectives):
 
     def _launch(self, one: _Exchange, heard: list[int]) -> None:
         one.heard = heard
-        if one.for_all:
-            one.sent = one.sent.repeat(self._size)
-        group = self._devices if one.sent.is_cuda else self._host
-        if one.sent.is_cuda and group is self._host:
+        group = self._devices if one.sent.is_cuda else self._bulk
+        if one.sent.is_cuda and group is self._bulk:
             one.sent = one.sent.cpu()
-        one.received = one.sent.new_empty(sum(heard))
+        size = sum(heard)
+        if not one.sent.is_cuda and max(size, self._size * len(one.sent)) >= heap.LARGE:
+            if one.for_all:
+                copies = torch.from_numpy(heap.room(self._size * len(one.sent)))
+                one.sent = copies.view(self._size, len(one.sent)).copy_(one.sent).view(-1)
+            one.received = torch.from_numpy(heap.room(size))
+        else:
+            if one.for_all:
+                one.sent = one.sent.repeat(self._size)
+            one.received = one.sent.new_empty(size)
         one.work = dist.all_to_all_single(one.received, one.sent, heard, one.splits, group=group, async_op=True)
 
     # Sums
 
     def allreduce(self, tensor: torch.Tensor) -> Any:
         """Starts to replace a tensor, on any device, by its sum over all ranks; ``wait`` of the result ends it."""
-        return dist.all_reduce(tensor, group=self._devices if tensor.is_cuda else self._host, async_op=True)
+        return dist.all_reduce(tensor, group=self._devices if tensor.is_cuda else self._bulk, async_op=True)
 
     def set_by_any(self, flags: torch.Tensor) -> list[bool]:
         """Which of these flags, bool ``[n]`` on any device, any rank has set."""
@@ -281,8 +292,8 @@ class DistributedCollectives(Collectives):
 
     def close(self) -> None:
         """Ends the groups. Every rank calls it; it can be called more than once."""
-        groups = {self._host, self._devices} - {None}
-        self._host = self._devices = None
+        groups = {self._host, self._bulk, self._devices} - {None}
+        self._host = self._bulk = self._devices = None
         if dist.is_initialized() and not self._kept:  # else they have ended with all others
             for group in groups:
                 dist.destroy_process_group(group)

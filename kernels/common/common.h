@@ -80,7 +80,8 @@ DR_HD u32 fmix32(u32 h) {
 
 // One word's term of a container's checksum. For a fixed position it is a bijection of the word, so any change of one
 // word changes the sum; and a sum can be computed in any order, by any number of threads.
-DR_HD u32 checksum_word(u32 word, u32 position) { return fmix32(word ^ (position * 0x9E3779B1u)); }
+const u32 CHECKSUM_STEP = 0x9E3779B1u;
+DR_HD u32 checksum_word(u32 word, u32 position) { return fmix32(word ^ (position * CHECKSUM_STEP)); }
 
 // The number of bits that hold 0 .. n-1: ceil(log2 n).
 DR_HD u32 bits_for(u64 n) {

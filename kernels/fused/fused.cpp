@@ -15,6 +15,7 @@
 #include "common/cpu.h"
 #include "qsgd/qsgd.h"
 #include "rice/rice.h"
+#include "sections/varint.h"
 #include "select/select.h"
 
 // The kernels of the composed way.
@@ -66,23 +67,6 @@ struct Elements {
           norms(new float[bucket_count(count, bucket_size)]),
           codes(new u8[count]) {}
 };
-
-u8* put_varint(u8* out, u64 number) {
-    for (; number > 127; number >>= 7) *out++ = (u8)((number & 127) | 128);
-    *out++ = (u8)number;
-    return out;
-}
-
-// Reads a varint of `put_varint`, at most nine bytes; no other spelling of a number is taken.
-bool take_varint(const u8*& in, const u8* end, u64& number) {
-    number = 0;
-    for (u32 place = 0; place < 9 && in < end; ++place) {
-        const u8 byte = *in++;
-        number |= (u64)(byte & 127) << (7 * place);
-        if (byte < 128) return byte || !place;
-    }
-    return false;
-}
 
 // One container of other ranks, decoded.
 struct Part {

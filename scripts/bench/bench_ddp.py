@@ -76,9 +76,9 @@ def timed(names: list[str], steps: int, shape: dict[str, Any]) -> dict[str, Any]
     from ddp_jobs import CONTENDERS, Job, horovod_runs
 
     jobs = {name: Job(name, 0, start=0, **shape) for name in names}
-    if "auto" in jobs:  # it decides by steps that follow each other
-        for _ in range(TRIAL):
-            jobs["auto"].step()
+    for name in ("auto", "lossless_auto"):  # they decide by steps that follow each other
+        for _ in range(TRIAL if name in jobs else 0):
+            jobs[name].step()
 
     def prepare(name: str) -> None:
         wanted = CONTENDERS[name].horovod is not None
@@ -174,7 +174,7 @@ def times_table(read: dict[str, Any]) -> str:
         if wire:
             row += [f"{job['bytes'] / 1e6:.2f}", f"{wire * job['bytes']:.1f}"]
         rows.append(row)
-    said = "".join(f" In job `auto`, {one}" for one in read["said"])
+    said = "".join(f" In a job with mode auto, {one}" for one in read["said"])
     return (
         f"{about(read)} Steps of all jobs are interleaved in one run: medians and quartiles of {read['steps']} rounds. "
         "`dense / this` is the median over the rounds of the ratio of the two steps, so above 1 the job is faster than "
@@ -225,7 +225,8 @@ def main(
     if only:
         names = only.split(",")
     elif accuracy:
-        names = [name for name in CONTENDERS if name not in ("local", "dense_5mb", "auto")]
+        untrained = "local", "dense_5mb", "auto", "lossless_8mb", "lossless_auto"
+        names = [name for name in CONTENDERS if name not in untrained]
     else:
         # Horovod's ranks ask MPI for work all the time. On cores that hosts share, beside the threads of other jobs,
         # five rounds did not end in eight minutes.

@@ -97,6 +97,11 @@ CONTENDERS = {
         "`deepreduce_hook`, preset `lossless`: dense gradients, of which nothing is lost",
         _ours("lossless", mode="always"),
     ),
+    "lossless_8mb": Contender(
+        "the same, `bucket_cap_mb=8`: more buckets, of which one is encoded while another is on the wire",
+        _ours("lossless", mode="always"), 8.0,
+    ),
+    "lossless_auto": Contender("as `lossless`, with `mode: auto`", _ours("lossless")),
     "densestream": Contender(
         "top 1%, DenseStream's allreduce over mpi4py, coded blocks, 8-bit QSGD, in a hook of this script",
         _over_mpi(densestream.allreduce, codec=DenseStream(coded=True, value="qsgd")),

@@ -6,6 +6,8 @@ import os
 import platform
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
 
 import numpy as np
@@ -60,3 +62,40 @@ def test_the_first_bucket_on_the_host_asks_for_it(whole):
     with patch.object(heap, "keep_freed") as asked:
         run_ranks(1, work)
     assert asked.called
+
+
+def test_large_memory_is_taken_again_when_nothing_has_it():
+    size = 3 << 20
+    heap._free.clear()
+    first = heap.room(size)
+    where, part = first.ctypes.data, first[5:7]
+    del first
+    assert heap.room(size).ctypes.data != where, "a view of it is still there"
+    part[:] = 1
+    del part
+    heap._free.clear()
+    last = heap.room(size + 1000)
+    where = last.ctypes.data
+    del last
+    again = heap.room(size)
+    assert again.ctypes.data == where and again.size == size and again.flags.writeable
+    assert heap.room(size).ctypes.data != where
+    del again
+    heap.room(3 * size)
+    assert not any(block.size < 3 * size for block in heap._free.values()), "memory of other sizes is not kept for ever"
+    assert heap.room(10).size == 10 and heap.room(0).size == 0
+
+
+def test_no_two_threads_get_the_same_memory():
+    heap._free.clear()
+
+    def fill(number):
+        for _ in range(50):
+            room = heap.room((1 << 20) + 1000 * number)
+            room[:: 1 << 16] = number
+            time.sleep(0.0001)
+            assert (room[:: 1 << 16] == number).all()
+            del room
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(fill, range(8)))
