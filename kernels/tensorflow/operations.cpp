@@ -312,6 +312,7 @@ class OfSlot : public Kernel {
         OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit_));
         OP_REQUIRES_OK(construction, construction->GetAttr("slot", &slot_));
     }
+    bool IsExpensive() override { return false; }  // TensorFlow runs it at once, and not as a task of its own
 
   protected:
     int64_t unit_, slot_;

@@ -208,17 +208,18 @@ class GraphBuckets:
                 run.carriers[at] = carrier, flag
                 self._finish_when_there(graph, unit, run, bucket)
             else:
-                unit.runtime.fill(at, bucket, self._engine.takes_pieces(bucket))
-                self._full(graph, unit, run, bucket)
+                self._full(graph, unit, run, bucket, at)
         except Exception as error:
             unit.runtime.fail(f"{type(error).__name__}: {error}")
 
-    def _full(self, graph: Graph, unit: Unit, run: Run, bucket: Bucket) -> None:
+    def _full(self, graph: Graph, unit: Unit, run: Run, bucket: Bucket, at: int) -> None:
         with self.steps.lock:
             if run.step is None:
                 self._begin_step(graph, unit, run)
             assert run.step is not None
             self.steps.come(run.step, len(bucket.members))
+        unit.runtime.fill(at, bucket, self._engine.takes_pieces(bucket))  # the step says whether residuals are measured
+        with self.steps.lock:
             ready = self._engine.mark_full(bucket)
         for one in ready:
             try:
@@ -271,4 +272,5 @@ class GraphBuckets:
                 del self._under_way[unit.queue]
                 self._put_back(unit)
             failure = self.steps.leave(step, len(bucket.members))
-        unit.runtime.deliver(number, at, bucket, divisor, None if failure is None else f"{type(failure).__name__}: {failure}")
+        text = None if failure is None else f"{type(failure).__name__}: {failure}"
+        unit.runtime.deliver(number, at, bucket, divisor, text)
