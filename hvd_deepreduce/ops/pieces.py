@@ -53,13 +53,16 @@ class Pieces:
     def joined(self) -> Floats:
         """A copy in one array."""
         vector: Floats = np.empty(self.size, self.dtype)
-        address, begin = vector.__array_interface__["data"][0], 0
-        copies = []
-        for source, end in self.table.T.tolist():
-            copies.append((address + begin * self.dtype.itemsize, source, end - begin))
-            begin = end
-        arrays.copy_finite_many(copies, self.dtype)
+        self.copy_to(vector)
         return vector
+
+    def copy_to(self, vector: Floats) -> bool:
+        """Copies them into this one, which is contiguous and as large. Returns whether they are finite."""
+        to, begin, copies = address(vector), 0, []
+        for source, end in self.table.T.tolist():
+            copies.append((to + begin * self.dtype.itemsize, source, end - begin))
+            begin = end
+        return arrays.copy_finite_many(copies, self.dtype)
 
 
 def table_of(vector: Floats | Pieces) -> U64:

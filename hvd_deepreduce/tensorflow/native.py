@@ -10,9 +10,8 @@ import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
+from ctypes import CFUNCTYPE, c_char_p, c_double, c_int, c_int64, c_void_p
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ import tensorflow as tf
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.engine import Bucket
 from hvd_deepreduce.engine.graph.runtime import Listener
+from hvd_deepreduce.ops.pieces import Pieces
 
 PATH = Path(__file__).parent.parent / f"_tensorflow-{tf.__version__}.so"
-_HANDLE = attrgetter("handle")
 _Called = CFUNCTYPE(None, c_int, c_int64, c_int64, c_int64, c_double, c_int)
 _log = logging.getLogger("hvd_deepreduce")
 _listeners: weakref.WeakValueDictionary[int, NativeUnit] = weakref.WeakValueDictionary()
@@ -52,11 +51,13 @@ class Library:
             ("memory_free", None, [c_void_p]),
             ("memory_address", c_void_p, [c_void_p]),
             ("memory_alone", c_int, [c_void_p]),
+            ("gradients", c_void_p, [c_int64, c_int64, c_void_p]),
+            ("gradients_free", None, [c_void_p]),
             ("begin", c_int, [c_int64, c_int64, c_int64, c_int]),
             ("dense", None, [c_int64, c_void_p, c_void_p]),
             ("slots", None, [c_int64, c_void_p, c_void_p]),
-            ("lay_out", None, [c_int64, c_void_p, c_void_p, c_void_p, POINTER(c_void_p), c_int64]),
-            ("deliver", None, [c_int64, c_int64, c_int64, c_double, c_char_p]),
+            ("lay_out", None, [c_int64, c_void_p, c_void_p, c_void_p, c_int64]),
+            ("deliver", None, [c_int64, c_int64, c_int64, c_void_p, c_double, c_char_p]),
         ):
             function = getattr(library, f"dr_tf_{name}")
             function.restype, function.argtypes = result, arguments
@@ -84,12 +85,20 @@ class Memory:
 
     Args:
         numel, dtype: of the vector, float32 or float64.
+
+    Attributes:
+        handle: of the tensor.
     """
 
     def __init__(self, owner: Library, numel: int, dtype: np.dtype[Any]) -> None:
         self._library = owner
         self.handle = owner._memory_new(numel, dtype.itemsize)
         self._numel, self._dtype = numel, dtype
+
+    @classmethod
+    def of(cls, vector: Floats) -> Memory | None:
+        """That of a vector that ``array`` has returned; None: it is another one."""
+        return vector.base if isinstance(vector.base, cls) else None
 
     def array(self) -> Floats:
         """The vector, ``[numel]``. It keeps the memory."""
@@ -106,6 +115,22 @@ class Memory:
 
     def __del__(self) -> None:
         self._library._memory_free(self.handle)
+
+
+class Gradients:
+    """The gradients of a bucket, where TensorFlow has made them. It keeps their memory.
+
+    Attributes:
+        addresses: int64 ``[gradients]``.
+    """
+
+    def __init__(self, owner: Library, unit: int, bucket: int, count: int) -> None:
+        self._library = owner
+        self.addresses = np.zeros(count, np.int64)
+        self._handle = owner._gradients(unit, bucket, self.addresses.ctypes.data)
+
+    def __del__(self) -> None:
+        self._library._gradients_free(self._handle)
 
 
 class NativeUnit:
@@ -167,22 +192,35 @@ class NativeUnit:
         self.library._slots(self.id, numels.ctypes.data, flushed.ctypes.data)
         return numels, flushed
 
-    def lay_out(
-        self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket], memories: list[Memory]
-    ) -> None:
-        for at, bucket in enumerate(buckets):
-            if at < len(memories) and memories[at].alone():
-                continue
-            memories[at : at + 1] = [Memory(self.library, sum(bucket.sizes), bucket.dtype)]
-            bucket.gradient = memories[at].array()
-        handles = (c_void_p * len(memories))(*map(_HANDLE, memories))
+    def lay_out(self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket]) -> None:
         self.library._lay_out(
-            self.id, places[0].ctypes.data, places[1].ctypes.data, places[2].ctypes.data, handles, len(memories)
+            self.id, places[0].ctypes.data, places[1].ctypes.data, places[2].ctypes.data, len(buckets)
         )
 
-    def deliver(self, run: int, bucket: int, divisor: float = 0.0, error: str | None = None) -> None:
-        text = None if error is None else error.encode(errors="backslashreplace")
-        self.library._deliver(self.id, run, bucket, divisor, text)
+    def fill(self, at: int, bucket: Bucket, as_pieces: bool) -> None:
+        memory = Memory.of(bucket.gradient)
+        if memory is None or not memory.alone():  # a result of an earlier step is still a view of it
+            bucket.gradient = Memory(self.library, sum(bucket.sizes), bucket.dtype).array()
+        came = Gradients(self.library, self.id, at, len(bucket.sizes))
+        pieces = Pieces(came.addresses.tolist(), bucket.sizes, bucket.dtype, came)
+        if as_pieces:
+            bucket.pieces = pieces
+        else:
+            bucket.finite = pieces.copy_to(bucket.gradient)
+
+    def deliver(
+        self, run: int, at: int, bucket: Bucket, divisor: float = 0.0, error: str | None = None
+    ) -> None:
+        memory = Memory.of(bucket.gradient)
+        if memory is None:  # the first residual's
+            memory, sums = Memory(self.library, bucket.gradient.size, bucket.dtype), bucket.gradient
+            bucket.gradient = memory.array()
+            bucket.gradient[:] = sums
+        self.library._deliver(self.id, run, at, memory.handle, divisor, _bytes_of(error))
 
     def fail(self, error: str) -> None:
-        self.deliver(0, -1, error=error)
+        self.library._deliver(self.id, 0, -1, None, 0.0, _bytes_of(error))
+
+
+def _bytes_of(error: str | None) -> bytes | None:
+    return None if error is None else error.encode(errors="backslashreplace")

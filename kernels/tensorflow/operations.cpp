@@ -1,10 +1,11 @@
-// Operations of TensorFlow: one copies a gradient into its bucket, one hands out its sum. They are built into a library
+// Operations of TensorFlow: one takes a gradient for its bucket, one hands out its sum. They are built into a library
 // of their own, hvd_deepreduce/_tensorflow-<version>.so, where TensorFlow is there at installation (setup.py).
 //
 // A unit has the gradients of one tape or optimizer in one graph; a slot is one of them. Before each run, Python says in
-// which bucket each slot is (dr_tf_lay_out). Then TensorFlow's threads come with gradients (put) and with the carriers
-// that Horovod has reduced (take). Two things are told to Python, by a callback: that all gradients of a bucket are
-// there, and that all of them are asked for. No operation waits on a thread: take ends when Python delivers the bucket.
+// which bucket each slot is (dr_tf_lay_out). Then TensorFlow's threads come with gradients (put), which stay where they
+// are, and with the carriers that Horovod has reduced (take). Two things are told to Python, by a callback: that all
+// gradients of a bucket are there, which Python takes then (dr_tf_gradients), and that all of them are asked for. No
+// operation waits on a thread: take ends when Python delivers the bucket.
 //
 // In a dense run (dr_tf_dense), put hands out the gradient in place of a carrier, with what was left of earlier ones
 // added, and take what Horovod has made of it.
@@ -18,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "arrays/finite.h"
+#include "common/cpu.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -43,8 +44,7 @@ constexpr size_t LEAST_VIEW_BYTES = 65536;
 constexpr size_t ALIGNMENT = 64;
 
 enum Event { FULL = 1, WANTED = 2, HELD = 3 };
-// (event, unit, bucket, run, carrier, flag). WANTED: whether all carriers are this one. FULL: whether all gradients are
-// finite.
+// (event, unit, bucket, run, carrier, flag). WANTED: whether all carriers are this one.
 typedef void (*Listener)(int, int64_t, int64_t, int64_t, double, int);
 Listener listener = nullptr;
 
@@ -62,21 +62,19 @@ struct Waiting {
 struct Slot {
     int64_t bucket = -1, begin = 0, numel = 0;
     bool came = false;
+    Tensor gradient;  // until Python takes it
+    TensorShape shape;
     void* residual = nullptr;  // of a dense run: what is to be added to the gradient, of its dtype and size
     bool flushed = false;      // it was
-    Tensor held;  // a gradient that came before its bucket was known
-    TensorShape shape;
     Waiting waiting;
 };
 
 struct Bucket {
-    Tensor memory;
     int64_t members = 0, ready = 0, wanted = 0;
-    bool finite = true;
     double carrier = 0;  // of those that are wanted
     bool equal = true;   // it is that of all of them
 
-    // A gradient is in it: whether all are now.
+    // A gradient of it has come: whether all have now.
     bool count_ready() { return ++ready == members; }
     // A sum is asked for: whether all are now.
     bool count_wanted(double of_slot) {
@@ -88,7 +86,7 @@ struct Bucket {
 
 struct Unit {
     std::mutex mutex;
-    int64_t id = 0, run = 0, came = 0, held = 0;
+    int64_t id = 0, run = 0, came = 0;
     bool dense = false;
     std::vector<Slot> slots;
     std::vector<Bucket> buckets;
@@ -129,19 +127,6 @@ auto with_type(DataType dtype, Function function) {
         case tensorflow::DT_FLOAT: return function(0.0f);
         default: return function(0.0);
     }
-}
-
-char* address(Bucket& bucket) { return const_cast<char*>(bucket.memory.tensor_data().data()); }
-
-size_t size_of(const Bucket& bucket) { return bucket.memory.dtype() == tensorflow::DT_DOUBLE ? 8 : 4; }
-
-// Copies a gradient into its bucket. Returns whether it is finite.
-bool copied(char* to, const Tensor& gradient) {
-    const char* from = gradient.tensor_data().data();
-    const u64 numel = (u64)gradient.NumElements();
-    return gradient.dtype() == tensorflow::DT_DOUBLE
-               ? copy_finite<u64>((u64*)to, (const u64*)from, numel, 0x7FF0000000000000ull, 1)
-               : copy_finite<u32>((u32*)to, (const u32*)from, numel, 0x7F800000u, 1);
 }
 
 // The gradient of a dense run, as Horovod reduces it: out = gradient + residual, if all of it is finite in the dtype of
@@ -219,42 +204,26 @@ bool is_dense(Unit& unit) {
 }
 
 absl::Status put(Unit& unit, int64_t at, int64_t run, const Tensor& gradient) {
-    bool held_all = false;
-    char* to = nullptr;
-    Tensor memory;  // stays while it is written
+    Event event = HELD;
+    int64_t bucket;
     {
         std::lock_guard<std::mutex> lock(unit.mutex);
         TF_RETURN_IF_ERROR(check(unit, at, run, false));
         Slot& slot = unit.slots[at];
-        if (slot.bucket >= 0) TF_RETURN_IF_ERROR(check_size(gradient, slot.numel, "graph said"));
+        bucket = slot.bucket;
+        if (bucket >= 0) TF_RETURN_IF_ERROR(check_size(gradient, slot.numel, "graph said"));
         slot.came = true;
-        ++unit.came;
         slot.shape = gradient.shape();
-        if (slot.bucket < 0) {
-            slot.held = gradient;
-            held_all = ++unit.held == (int64_t)unit.slots.size();
-        } else {
-            Bucket& bucket = unit.buckets[slot.bucket];
-            memory = bucket.memory;
-            to = address(bucket) + slot.begin * size_of(bucket);
+        slot.gradient = gradient;
+        ++unit.came;
+        if (bucket >= 0) {
+            if (!unit.buckets[bucket].count_ready()) return absl::OkStatus();
+            event = FULL;
+        } else if (unit.came < (int64_t)unit.slots.size()) {
+            return absl::OkStatus();
         }
     }
-    if (to) {
-        const bool finite = copied(to, gradient);
-        memory = Tensor();
-        bool full, all_finite;
-        int64_t bucket;
-        {
-            std::lock_guard<std::mutex> lock(unit.mutex);
-            if (run != unit.run) return failed(AGAIN);
-            bucket = unit.slots[at].bucket;
-            full = unit.buckets[bucket].count_ready();
-            all_finite = unit.buckets[bucket].finite &= finite;
-        }
-        if (full) listener(FULL, unit.id, bucket, run, 0, all_finite);
-    } else if (held_all) {
-        listener(HELD, unit.id, -1, run, 0, 0);
-    }
+    listener(event, unit.id, bucket, run, 0, 0);
     return absl::OkStatus();
 }
 
@@ -308,17 +277,16 @@ void scale(T* values, int64_t count, T factor) {
 }
 
 // Gives a slot's sum to the operation that waits for it.
-absl::Status give(Bucket& bucket, const Slot& slot, double factor) {
-    const size_t size = size_of(bucket);
-    char* from = address(bucket) + slot.begin * size;
-    const size_t bytes = slot.numel * size;
+absl::Status give(const Tensor& sums, const Slot& slot, double factor) {
+    const size_t size = sums.dtype() == tensorflow::DT_DOUBLE ? 8 : 4, bytes = slot.numel * size;
+    char* from = const_cast<char*>(sums.tensor_data().data()) + slot.begin * size;
     if (factor != 1) {
         if (size == 8) scale(reinterpret_cast<double*>(from), slot.numel, factor);
         else scale(reinterpret_cast<float*>(from), slot.numel, (float)factor);
     }
     if (bytes >= LEAST_VIEW_BYTES && reinterpret_cast<uintptr_t>(from) % ALIGNMENT == 0) {
         Tensor view;
-        if (!view.CopyFrom(bucket.memory.Slice(slot.begin, slot.begin + slot.numel), slot.shape))
+        if (!view.CopyFrom(sums.Slice(slot.begin, slot.begin + slot.numel), slot.shape))
             return failed("the shape of a gradient is not that of its sum");
         slot.waiting.context->set_output(0, view);
         return absl::OkStatus();
@@ -344,6 +312,7 @@ class OfSlot : public Kernel {
         OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit_));
         OP_REQUIRES_OK(construction, construction->GetAttr("slot", &slot_));
     }
+    bool IsExpensive() override { return false; }  // TensorFlow runs it at once, and not as a task of its own
 
   protected:
     int64_t unit_, slot_;
@@ -408,7 +377,7 @@ REGISTER_OP("DeepReducePut")
     .Attr("unit: int")
     .Attr("slot: int")
     .SetShapeFn(tensorflow::shape_inference::UnknownShape)
-    .Doc("Copies a gradient into its bucket. The carrier is 1; in a dense run it is the gradient.");
+    .Doc("Takes a gradient for its bucket. The carrier is 1; in a dense run it is the gradient.");
 REGISTER_OP("DeepReduceTake")
     .Input("carrier: carried")
     .Input("run: int64")
@@ -468,7 +437,7 @@ DR_API int dr_tf_begin(int64_t id, int64_t run, int64_t slots, int force) {
     unit->slots.clear();
     unit->slots.resize(slots);
     unit->run = run;
-    unit->came = unit->held = 0;
+    unit->came = 0;
     unit->dense = false;
     unit->failure.clear();
     return 1;
@@ -487,29 +456,29 @@ DR_API void dr_tf_dense(int64_t id, const int64_t* residuals, const int64_t* num
     }
 }
 
-// The numbers of elements of all slots, once their gradients are held; and which of a dense run's residuals were added.
+// The numbers of elements of all slots, once their gradients have come; and which of a dense run's residuals were added.
 DR_API void dr_tf_slots(int64_t id, int64_t* numels, uint8_t* flushed) {
     auto unit = find(id);
     if (!unit) return;
     std::lock_guard<std::mutex> lock(unit->mutex);
     for (size_t at = 0; at < unit->slots.size(); ++at) {
-        numels[at] = unit->slots[at].held.NumElements();
+        numels[at] = unit->slots[at].gradient.NumElements();
         flushed[at] = unit->slots[at].flushed;
     }
 }
 
-// The bucket of each slot, and the slot's place in it. The buckets keep their memory as long as the run lasts.
+// The bucket of each of the slots, of `count` buckets, and the slot's place in it.
 DR_API void dr_tf_lay_out(int64_t id, const int64_t* bucket_of, const int64_t* begins, const int64_t* numels,
-                          const void* const* memories, int64_t count) {
+                          int64_t count) {
     auto unit = find(id);
     if (!unit) return;
-    std::vector<int64_t> full, wanted;
+    std::vector<int64_t> full;
+    std::vector<std::pair<int64_t, Bucket>> wanted;
     int64_t run;
     {
         std::lock_guard<std::mutex> lock(unit->mutex);
         run = unit->run;
         unit->buckets.resize(count);
-        for (int64_t at = 0; at < count; ++at) unit->buckets[at].memory = *(const Tensor*)memories[at];
         for (size_t at = 0; at < unit->slots.size(); ++at) {
             Slot& slot = unit->slots[at];
             slot.bucket = bucket_of[at];
@@ -520,29 +489,42 @@ DR_API void dr_tf_lay_out(int64_t id, const int64_t* bucket_of, const int64_t* b
         for (Slot& slot : unit->slots) {
             if (!slot.came) continue;
             Bucket& bucket = unit->buckets[slot.bucket];
-            bucket.finite &= copied(address(bucket) + slot.begin * size_of(bucket), slot.held);
-            slot.held = Tensor();
             if (bucket.count_ready()) full.push_back(slot.bucket);
-            if (slot.waiting.context && bucket.count_wanted(slot.waiting.carrier)) wanted.push_back(slot.bucket);
+            if (slot.waiting.context && bucket.count_wanted(slot.waiting.carrier))
+                wanted.emplace_back(slot.bucket, bucket);
         }
     }
-    for (int64_t at : full) listener(FULL, id, at, run, 0, unit->buckets[at].finite);
-    for (int64_t at : wanted) listener(WANTED, id, at, run, unit->buckets[at].carrier, unit->buckets[at].equal);
+    for (int64_t at : full) listener(FULL, id, at, run, 0, 0);
+    for (auto& [at, bucket] : wanted) listener(WANTED, id, at, run, bucket.carrier, bucket.equal);
 }
 
-// The sums of a bucket are in its memory: gives them to the operations that wait for them. Each is multiplied by its
+// Takes the gradients of a bucket that is full, and writes their addresses, in the order of the slots. The result keeps
+// them until dr_tf_gradients_free.
+DR_API void* dr_tf_gradients(int64_t id, int64_t at, uint64_t* addresses) {
+    auto* taken = new std::vector<Tensor>;
+    if (auto unit = find(id)) {
+        std::lock_guard<std::mutex> lock(unit->mutex);
+        for (Slot& slot : unit->slots) {
+            if (slot.bucket != at) continue;
+            *addresses++ = reinterpret_cast<uintptr_t>(slot.gradient.tensor_data().data());
+            taken->push_back(std::move(slot.gradient));
+        }
+    }
+    return taken;
+}
+DR_API void dr_tf_gradients_free(void* taken) { delete (std::vector<Tensor>*)taken; }
+
+// The sums of a bucket are in this memory: gives them to the operations that wait for them. Each is multiplied by its
 // carrier / divisor before, unless the divisor is 0. With an error, they fail with it. The bucket -1, with an error: all
 // operations of the unit's run fail, those that wait and those that come.
-DR_API void dr_tf_deliver(int64_t id, int64_t run, int64_t at, double divisor, const char* error) {
+DR_API void dr_tf_deliver(int64_t id, int64_t run, int64_t at, const void* memory, double divisor, const char* error) {
     auto unit = find(id);
     if (!unit) return;
     std::vector<Slot> slots;
-    Bucket bucket;
     {
         std::lock_guard<std::mutex> lock(unit->mutex);
         if (at < 0) unit->failure = error;
         else if (unit->run != run || at >= (int64_t)unit->buckets.size()) return;
-        else std::swap(bucket, unit->buckets[at]);
         for (Slot& slot : unit->slots) {
             if (at >= 0 && slot.bucket != at) continue;
             if (at >= 0) --unit->came;
@@ -553,7 +535,7 @@ DR_API void dr_tf_deliver(int64_t id, int64_t run, int64_t at, double divisor, c
     }
     for (Slot& slot : slots) {
         absl::Status status =
-            error ? failed(error) : give(bucket, slot, divisor ? slot.waiting.carrier / divisor : 1.0);
+            error ? failed(error) : give(*(const Tensor*)memory, slot, divisor ? slot.waiting.carrier / divisor : 1.0);
         end(slot.waiting, status);
     }
 }

@@ -16,6 +16,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -30,6 +31,7 @@ from hvd_deepreduce.engine.graph.buckets import GraphBuckets
 from hvd_deepreduce.engine.state import to_bytes
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.ops import device
+from hvd_deepreduce.ops.pieces import Pieces
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.tensorflow import Capture, DeepReduce, SaveState, callbacks, handshake, native, optimizers
 from hvd_deepreduce.tensorflow.elastic import TensorFlowState
@@ -157,6 +159,38 @@ def an_optimizer_that_loses_under_the_config_is_told_once():
         fit(network(), hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=DeepReduce(LOSSY)))
         fit(network(), hvd_keras.DistributedOptimizer(keras.optimizers.Adam(0.1), compression=DeepReduce("natural")))
     assert not texts
+
+
+@case
+def gradients_stay_where_they_are_until_their_bucket_is_encoded():
+    """Results that are kept keep their values, though a bucket's memory and its residual change places."""
+    if native.library() is None:
+        return
+    copied = []
+    copy_to = Pieces.copy_to
+    for dtype, copies in ((tf.float32, False), (tf.float64, True)):
+        variables = [tf.Variable(tf.zeros(size, dtype)) for size in (40_000, 64, 32_000)]
+        compression, kept = DeepReduce("topk_rice_qsgd"), []
+
+        def loss(rates, variables=variables):
+            return tf.add_n([tf.reduce_sum(v * rates[: v.shape[0]]) for v in variables])
+
+        run = reducing(variables, compression, loss)
+        with patch.object(Pieces, "copy_to", lambda pieces, to: copied.append(pieces.size) or copy_to(pieces, to)):
+            for step in range(5):
+                rates = np.random.default_rng([step, hvd.rank()]).standard_normal(40_000)
+                before = compression.state_dict()["residuals"]
+                own, reduced = run(tf.constant(rates, dtype))
+                after = compression.state_dict()["residuals"]
+                # What all ranks have sent of each gradient is what is not in their residuals.
+                for gradient, result, name in zip(own, reduced, after, strict=True):
+                    sent = gradient + before.get(name, np.zeros(gradient.shape)) - after[name]
+                    assert close(hvd.allreduce(sent), result), (dtype, step, name)
+                kept.append((reduced, [result.numpy().copy() for result in reduced]))
+        for results, values in kept:
+            assert all(np.array_equal(*pair) for pair in zip(results, values, strict=True))
+        assert bool(copied) == copies, copied
+        compression.close()
 
 
 def equals_dense(run, config, tolerance=1e-5):

@@ -23,6 +23,7 @@ from hvd_deepreduce.engine.graph.slots import Graph, Step, Unit
 from hvd_deepreduce.engine.graph.steps import Steps
 from hvd_deepreduce.exchange.interface import FailedStart
 from hvd_deepreduce.exchange.traffic import allreduces
+from hvd_deepreduce.ops import heap
 
 IN_FLIGHT = (
     "buckets of another step are still in flight: either an error ended that step, or two functions that "
@@ -39,7 +40,6 @@ class Run:
         key: of what is kept.
         layout: the unit's buckets.
         places: as in ``Runtime.lay_out``.
-        memories: of the buckets, as a ``Runtime`` keeps them.
         sizes: bytes of each gradient's carrier on the wire, counted as at most 8, and of the gradient.
         number: of the graph's run.
         step: None until the first bucket is full.
@@ -50,7 +50,6 @@ class Run:
     key: Any
     layout: BucketLayout
     places: np.ndarray[Any, np.dtype[np.int64]]
-    memories: list[Any]
     sizes: list[tuple[int, int]]
     number: int = 0
     step: Step | None = None
@@ -172,7 +171,7 @@ class GraphBuckets:
             unit.key = (graph.parameters, key) if unit.known else (None, None)
         run = self._runs.pop(key, None) or self._new_run(unit, key)
         run.number, unit.run = number, run
-        unit.runtime.lay_out(run.places, run.layout.buckets, run.memories)
+        unit.runtime.lay_out(run.places, run.layout.buckets)
 
     def _new_run(self, unit: Unit, key: Any) -> Run:
         members = [Member(self._engine.parameter_of(slot), slot.numel) for slot in unit.slots]
@@ -186,7 +185,8 @@ class GraphBuckets:
             bucket = layout.bucket_of[parameter.name]
             places[:, at] = bucket.number - layout.first_number, bucket.part_of(parameter.name)[0], numel
         sizes = [(min(slot.itemsize, 8), slot.numel * slot.itemsize) for slot in unit.slots]
-        return Run(key, layout, places, [], sizes)
+        heap.keep_freed()
+        return Run(key, layout, places, sizes)
 
     def _told(self, graph: Graph, unit: Unit, event: int, at: int, number: int, carrier: float, flag: bool) -> None:
         """By a thread of the framework, which does not wait."""
@@ -208,17 +208,18 @@ class GraphBuckets:
                 run.carriers[at] = carrier, flag
                 self._finish_when_there(graph, unit, run, bucket)
             else:
-                self._full(graph, unit, run, bucket, flag)
+                self._full(graph, unit, run, bucket, at)
         except Exception as error:
             unit.runtime.fail(f"{type(error).__name__}: {error}")
 
-    def _full(self, graph: Graph, unit: Unit, run: Run, bucket: Bucket, finite: bool) -> None:
-        bucket.finite = finite
+    def _full(self, graph: Graph, unit: Unit, run: Run, bucket: Bucket, at: int) -> None:
         with self.steps.lock:
             if run.step is None:
                 self._begin_step(graph, unit, run)
             assert run.step is not None
             self.steps.come(run.step, len(bucket.members))
+        unit.runtime.fill(at, bucket, self._engine.takes_pieces(bucket))  # the step says whether residuals are measured
+        with self.steps.lock:
             ready = self._engine.mark_full(bucket)
         for one in ready:
             try:
@@ -271,4 +272,5 @@ class GraphBuckets:
                 del self._under_way[unit.queue]
                 self._put_back(unit)
             failure = self.steps.leave(step, len(bucket.members))
-        unit.runtime.deliver(number, at, divisor, None if failure is None else f"{type(failure).__name__}: {failure}")
+        text = None if failure is None else f"{type(failure).__name__}: {failure}"
+        unit.runtime.deliver(number, at, bucket, divisor, text)

@@ -89,18 +89,20 @@ class HeldUnit(ABC):
     def sizes(self, slots: int) -> list[int]:
         return [self._held[at].size for at in range(slots)]
 
-    def lay_out(
-        self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket], memories: object
-    ) -> None:
-        self._buckets = [(one, np.flatnonzero(places[0] == number).tolist()) for number, one in enumerate(buckets)]
-        for number, (bucket, slots) in enumerate(self._buckets):
-            for at, parameter in zip(slots, bucket.members, strict=True):
-                bucket.put(parameter, self._held.pop(at))
+    def lay_out(self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket]) -> None:
+        self._slots_of = [np.flatnonzero(places[0] == number).tolist() for number in range(len(buckets))]
+        for number in range(len(buckets)):
             self._listener(FULL, number, self._run, 0.0, False)
             self._listener(WANTED, number, self._run, 0.0, False)  # ``total`` multiplies each sum by its carrier
 
-    def deliver(self, run: int, number: int, divisor: float = 0.0, error: str | None = None) -> None:
-        bucket, slots = self._buckets[number]
+    def fill(self, number: int, bucket: Bucket, as_pieces: bool) -> None:
+        for at, parameter in zip(self._slots_of[number], bucket.members, strict=True):
+            bucket.put(parameter, self._held.pop(at))
+
+    def deliver(
+        self, run: int, number: int, bucket: Bucket, divisor: float = 0.0, error: str | None = None
+    ) -> None:
+        slots = self._slots_of[number]
         with self._waking:
             with self._lock:
                 if run != self._run:

@@ -1,4 +1,4 @@
-"""What runs the operations of a unit: put copies a gradient into its bucket, take hands out its sum."""
+"""What runs the operations of a unit: put takes a gradient for its bucket, take hands out its sum."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FULL, WANTED, HELD = 1, 2, 3
 """What a unit tells: a bucket is full, its sums are asked for, all gradients of unknown sizes are there."""
 Listener = Callable[[int, int, int, float, bool], None]
 """Called with (event, bucket, run, carrier, flag), on a thread of the framework. The flag: of ``WANTED``, whether all
-carriers are equal; of ``FULL``, whether all gradients are finite."""
+carriers are equal."""
 
 
 class Runtime(Protocol):
     """The gradients of a tape or optimizer in one graph, as their operations know them.
 
     Attributes:
-        early: whether gradients can be copied into their buckets as they come.
+        early: whether gradients can be counted for their buckets as they come.
     """
 
     early: bool
@@ -43,21 +43,26 @@ class Runtime(Protocol):
     def sizes(self, slots: int) -> list[int]:
         """The numbers of elements of all gradients, which are held."""
 
-    def lay_out(
-        self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket], memories: list[Any]
-    ) -> None:
+    def lay_out(self, places: np.ndarray[Any, np.dtype[np.int64]], buckets: Sequence[Bucket]) -> None:
         """Says where this run's gradients go.
 
         Args:
             places: int64 ``[3, slots]``: the bucket of each slot, where it begins there, and its number of elements.
-            memories: of the buckets, where results are views of them. One that a result of an earlier step still views
-                is replaced.
         """
 
-    def deliver(self, run: int, bucket: int, divisor: float = 0.0, error: str | None = None) -> None:
+    def fill(self, at: int, bucket: Bucket, as_pieces: bool) -> None:
+        """Takes the gradients of a bucket that is full.
+
+        Args:
+            at: the bucket's number among those of ``lay_out``.
+            as_pieces: they may stay where they are, as ``bucket.pieces``.
+        """
+
+    def deliver(self, run: int, at: int, bucket: Bucket, divisor: float = 0.0, error: str | None = None) -> None:
         """Gives the sums of a bucket to the operations that wait for them.
 
         Args:
+            at: as for ``fill``.
             divisor: each sum is multiplied by its carrier / ``divisor`` before; 0: they are as they are.
             error: with which the operations fail instead.
         """
