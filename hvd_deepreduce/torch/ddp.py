@@ -125,7 +125,7 @@ class DeepReduceState(GradientCompression):
             group = self.process_group or whole
             limit = None if self.timeout is None else self.timeout.total_seconds()
             Rendezvous("hook", whole, limit).meet(group, first.buffer())
-            collectives = DistributedCollectives(tensors, group, self.timeout)
+            collectives = DistributedCollectives(tensors, group, self.timeout, several=True)
             if not self.start_iter:
                 compilation.wait()
             made = partial(_made, models)

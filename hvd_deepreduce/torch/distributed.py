@@ -67,6 +67,8 @@ class DistributedCollectives(Collectives):
         timeout: of each collective; None: PyTorch's default.
         members: of the group's ranks, those that take part; None: all.
         by_all: whether all ranks of the job make it, also those that do not take part and cannot use it.
+        several: whether several exchanges are in flight. On Gloo, bytes have connections of their own then: the sizes of
+            the next exchange would wait behind the bytes of the one before, and so would all that this rank does then.
         far: whether ranks may be far apart: a step check's votes go straight to each rank, which takes half of a round
             trip. The allreduce of Gloo is a ring: it takes ``size() - 1`` round trips.
 
@@ -87,6 +89,7 @@ class DistributedCollectives(Collectives):
         timeout: timedelta | None = None,
         members: Sequence[int] | None = None,
         by_all: bool = False,
+        several: bool = False,
         far: bool = False,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
@@ -103,9 +106,7 @@ class DistributedCollectives(Collectives):
         new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=self._kept and not by_all)
         self._host = new_group(backend="gloo")
         on_devices = "nccl" in dist.get_backend_config(group)
-        # Connections of their own for what is large: the sizes of the next exchange would wait behind the bytes of the
-        # one before, and so would all that this rank does then.
-        self._bulk = new_group(backend="gloo")
+        self._bulk = new_group(backend="gloo") if several and not on_devices else self._host
         self._devices = new_group(backend="nccl") if on_devices else self._bulk
         self.exchanges = 0
         self.failure: RuntimeError | None = None

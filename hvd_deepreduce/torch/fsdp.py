@@ -63,7 +63,7 @@ class Replicas(GradientCompression):
         Rendezvous("compress_replicas", mates, limit).meet(mates)
         Rendezvous("compress_replicas", group, limit).meet(group)
         tensors, local = TorchTensors(), sharding.local(trained)
-        collectives = DistributedCollectives(tensors, group, timeout)
+        collectives = DistributedCollectives(tensors, group, timeout, several=True)
         self._shards = DistributedCollectives(tensors, None, timeout, mates)
         used = collectives.size() > 1 or usable.has_velocity
         devices = [tensors.device(one) for one in local.values() if used]

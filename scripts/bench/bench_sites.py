@@ -199,7 +199,8 @@ def train(contenders: list[str], rounds: int, warm: int, size: Size) -> None:
     for name in contenders[1:]:
         job = CONTENDERS[name][1](size)
         jobs = {"alone": alone, name: job}
-        counts = {"alone": 10, name: CONTENDERS[name][2]}
+        # As many, where it is no wait: the slowest of several ranks is the slower the fewer steps it is the mean of.
+        counts = {"alone": max(10, CONTENDERS[name][2]), name: CONTENDERS[name][2]}
         steps(job, BEFORE)
         found = interleaved({one: partial(steps, jobs[one], counts[one]) for one in jobs}, rounds, slowest, warm)
         times[name], beside[name] = ([seconds / counts[one] for seconds in found[one]] for one in (name, "alone"))
@@ -259,7 +260,8 @@ def main(
         f"`python scripts/bench/bench_sites.py --milliseconds {milliseconds:g} --megabits {megabits:g}{many}`, "
         f"{date.today()}: {hosts} ranks, {milliseconds:g} ms for a round trip, {megabits:g} Mbit/s in each direction, "
         f"a model of {found['parameters'] / 1e6:.1f} million parameters that computes for {seconds:g} s a step. "
-        f"Medians of {rounds} rounds, each beside the host alone; the last column is that of their ratios.\n\n"
+        f"Medians of {rounds} rounds, each beside the host alone; the last column is that of their ratios. Load "
+        f"{os.getloadavg()[0]:.1f} at the end.\n\n"
     ) + doc_sections.table(["exchanged", "bytes", "s/step", "speed, relative to a host alone"], rows)
     print(body)
     if write:

@@ -12,7 +12,7 @@ from tests.ranks import launch
 
 HERE = Path(__file__).parent
 # Five ranks run all cases: their number is odd, and more than a power of two. test_simulation.py has every number.
-JOBS = {ranks: Job(HERE / "mpi_cases.py", "mpirun", ranks, seconds=300) for ranks in (2, 4, 5, 8)}
+JOBS = {ranks: Job(HERE / "mpi_cases.py", "mpirun", ranks) for ranks in (2, 4, 5, 8)}
 pytestmark = pytest.mark.launch
 
 
