@@ -67,8 +67,8 @@ class DistributedCollectives(Collectives):
         timeout: of each collective; None: PyTorch's default.
         members: of the group's ranks, those that take part; None: all.
         by_all: whether all ranks of the job make it, also those that do not take part and cannot use it.
-        several: whether several exchanges are in flight. On Gloo, bytes have connections of their own then: the sizes of
-            the next exchange would wait behind the bytes of the one before, and so would all that this rank does then.
+        several: whether several exchanges are in flight. On Gloo, bytes have connections of their own then: the sizes
+            of the next exchange would wait behind the bytes of the one before, and so would all that this rank does.
         far: whether ranks may be far apart: a step check's votes go straight to each rank, which takes half of a round
             trip. The allreduce of Gloo is a ring: it takes ``size() - 1`` round trips.
 
