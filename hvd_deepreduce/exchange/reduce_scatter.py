@@ -188,10 +188,7 @@ class SlicedSum(FailureDeferring):
             )
         del received
         gathered = yield AllGather(self._told() if packed is None or self.failures else packed, last=True)
-        try:
-            total = self._checked(gathered) or self._decoded(gathered, self._keys(second=True))
-        except ContainerError as error:
-            raise self._named(error) from None
+        total = self._checked(gathered) or self._decoded_sum(gathered)
         if loss is not None and self.keeps is not None:
             begin, end = self._slice(rank)
             arrays.add(self.keeps[begin:end], loss, pipeline.threads)
@@ -279,9 +276,10 @@ class SlicedSum(FailureDeferring):
             return None
         keys = self._keys(second=True)
         found = self._native.split(gathered, [end - begin for begin, end in pairwise(self._bounds)], keys)
-        return None if found is None else CheckedSum(found, self._bounds, partial(self._decode_again, gathered))
+        return None if found is None else CheckedSum(found, self._bounds, partial(self._decoded_sum, gathered))
 
-    def _decode_again(self, gathered: U8) -> DecodedSum:
+    def _decoded_sum(self, gathered: U8) -> DecodedSum:
+        """The sum of all slices, from codec to codec."""
         try:
             return self._decoded(gathered, self._keys(second=True))
         except ContainerError as error:

@@ -4,6 +4,7 @@ draws the section. On the host, whole containers of all elements, in one call ea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -97,7 +98,7 @@ def containers(values: F32, bounds: Sequence[int], salts: Sequence[int]) -> tupl
         ``None``: values are not finite, or a slice takes more bytes so than as it is.
     """
     out, at, sizes = np.empty(_container_bound(values.size) + 16 * len(salts), np.uint8), 0, []
-    for begin, end, salt in zip(bounds, bounds[1:], salts, strict=False):
+    for (begin, end), salt in zip(pairwise(bounds), salts, strict=True):
         size = _container(values[begin:end], end - begin, salt, out[at:]) if begin < end else 0
         if begin < end and not size:
             return None

@@ -8,6 +8,7 @@ goes the composed way: values that are not finite or do not compress, and contai
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class Whole:
         Args:
             keys: of the slices.
         """
-        numels = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+        numels = [end - begin for begin, end in pairwise(bounds)]
         salts = [self._salt(numel, key) for numel, key in zip(numels, keys, strict=True)]
         return lossless.containers(gradient, bounds, salts)
 

@@ -27,18 +27,15 @@ class Given(nn.Module):
         return [(f"{name}.{number:03}", parameter) for number, parameter in enumerate(self.parts)]
 
 
-def horovod_job(
+def horovod_optimizer(
     name: str, model: Given, way: str, lr: float = 1e-3, **settings: Any
-) -> tuple[Callable[[Sequence[Tensor]], None], Any]:
-    """A job of ``hvd.DistributedOptimizer``.
+) -> tuple[torch.optim.Optimizer, Any]:
+    """SGD under ``hvd.DistributedOptimizer``, and its compression.
 
     Args:
         name: of the job.
         way: ``local``: without Horovod; ``dense``, ``fp16``, or a config's name.
         settings: beside the config's.
-
-    Returns:
-        A step with the gradients of all parameters, and the compression.
     """
     import horovod.torch as hvd
 
@@ -50,6 +47,14 @@ def horovod_job(
         compression = DeepReduce(named, way, **settings)
     if way != "local":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
+    return optimizer, compression
+
+
+def horovod_job(
+    name: str, model: Given, way: str, lr: float = 1e-3, **settings: Any
+) -> tuple[Callable[[Sequence[Tensor]], None], Any]:
+    """A step of ``horovod_optimizer`` with the gradients of all parameters, and the compression."""
+    optimizer, compression = horovod_optimizer(name, model, way, lr, **settings)
 
     def step(gradients: Sequence[Tensor]) -> None:
         optimizer.zero_grad()

@@ -33,21 +33,17 @@ def measured(config: str, steps: int, folder: str) -> Spans:
     import horovod.torch as hvd
     import torch
     from bench_step import SHAPES
-    from given import Given
+    from given import Given, horovod_optimizer
 
     from hvd_deepreduce.engine import timeline
     from hvd_deepreduce.tools.gradients import generated
-    from hvd_deepreduce.torch import DeepReduce
 
     hvd.init()
     torch.set_num_threads(1)
     sizes = SHAPES["resnet50"]()
     gradients = torch.from_numpy(generated(sum(sizes), hvd.rank())).split(sizes)
     model = Given(sizes)
-    named = model.named("job")
-    compression = hvd.Compression.none if config == "dense" else DeepReduce(named, config)
-    inner = torch.optim.SGD(model.parameters(), 1e-3)
-    optimizer = hvd.DistributedOptimizer(inner, named_parameters=named, compression=compression)
+    optimizer, compression = horovod_optimizer("job", model, config)
     moments = []
     for _ in range(steps + 5):
         hvd.barrier()
