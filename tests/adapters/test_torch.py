@@ -122,6 +122,29 @@ def test_nothing_is_left_of_models_that_are_gone():
     assert "Traceback" not in ended.stdout and "Error" not in ended.stdout, ended.stdout
 
 
+SLOW_END = """
+import time
+import horovod.torch as hvd
+
+hvd.init()  # starts MPI, and ends it when the first rank shuts Horovod down
+from hvd_deepreduce.exchange.mpi import queue
+
+queue_of_exchanges = queue.ExchangeQueue()
+if hvd.rank() == 0:
+    met = queue.meet_to_close
+    queue.meet_to_close = lambda *given: (met(*given), time.sleep(2))
+"""
+
+
+@pytest.mark.launch
+@thorough
+def test_mpi_does_not_end_before_the_exchanges(tmp_path):
+    """Rank 0 frees its communicators 2 s after the other rank's process has ended."""
+    (tmp_path / "program.py").write_text(SLOW_END)
+    ended = launch("mpirun", 2, tmp_path / "program.py")
+    assert "MPI_FINALIZE" not in ended.stdout, ended.stdout
+
+
 def test_one_rank_alone_needs_no_launcher():
     import horovod.torch as hvd
     import torch

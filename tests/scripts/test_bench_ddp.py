@@ -50,7 +50,8 @@ def test_ratios_are_those_of_the_same_round():
         "allgather": {"seconds": [0.2, 0.2, 0.2], "bytes": 625_000.0},
     }
     said = bench_ddp.times_table({**FACTS, "parameters": 10_800_000, "said": ["mode is auto."], "jobs": jobs})
-    assert "4 hosts at 1gbit share 2 cores" in said and "10.8 M parameters" in said and "In job `auto`, mode" in said
+    assert "4 hosts at 1gbit share 2 cores" in said and "10.8 M parameters" in said
+    assert "In a job with mode auto, mode is auto." in said
     assert "600 (500 to 900) | 1.00x | 500 (83%) | 62.50 | 500.0 |" in said
     assert "200 (200 to 200) | 3.00x | 100 (50%) | 0.62 | 5.0 |" in said
 

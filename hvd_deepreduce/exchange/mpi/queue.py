@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
@@ -97,6 +98,7 @@ class ExchangeQueue:
         seconds: float = CREATE_SECONDS,
     ) -> None:
         check_threads()
+        _close_before_mpi()
         parent = MPI.COMM_WORLD if comm is None else comm
         check_intracomm(parent)
         made = _create(parent, list(range(parent.size)) if ranks is None else list(ranks), tag, seconds)
@@ -195,8 +197,16 @@ def _close(serving: Sequence[tuple[threading.Thread, _QueueState]], seconds: flo
 
 @atexit.register
 def close_all() -> None:
-    """Closes all queues of this process. Runs when it ends, before MPI does."""
+    """Closes all queues of this process. Runs when it ends, and before MPI does."""
     _close(list(_serving.items()), CLOSE_SECONDS)
+
+
+@cache
+def _close_before_mpi() -> None:
+    """Lets ``MPI_Finalize`` wait until the queues are closed: it deletes the attributes of ``MPI_COMM_SELF`` first.
+    Where Horovod started MPI, its thread ends MPI as soon as one rank shuts Horovod down. The other ranks may be at
+    their last calls then."""
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: close_all()), None)
 
 
 def _create(parent: MPI.Intracomm, ranks: list[int], tag: int, seconds: float) -> MPI.Intracomm:
