@@ -86,6 +86,8 @@ class LocalSGDBase(Reporting):
         Raises:
             ContainerError: as ``step``.
             RuntimeError: ``close`` was called.
+            TimeoutError: with ``fragments`` and a ``delay``, under ``torch.distributed``, another rank does not call it
+                after this step.
         """
         return self._updates.state_dict()
 

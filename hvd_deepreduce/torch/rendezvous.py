@@ -1,4 +1,4 @@
-"""Waits, for a limited time, for the ranks of ``torch.distributed`` that do not come to their first exchange.
+"""Waits, for a limited time, for the ranks of ``torch.distributed`` that do not come to where all must meet.
 
 ``torch.distributed`` makes process groups when all of their ranks ask for them, and waits half an hour for one that
 does not. Here, a rank first writes into the job's store that it is there, and with whom it will exchange.
@@ -20,7 +20,7 @@ from hvd_deepreduce.wire.quoting import quoted
 Group = dist.ProcessGroup | Sequence[int] | None
 PROBE_SECONDS = 5.0
 """After so long, a rank with the hook looks whether the ranks that are missing reduce a gradient without it."""
-NOBODY_CAME = "this rank has waited {seconds} s at its first exchange for {missing} of its process group. {advice}"
+NOBODY_CAME = "this rank has waited {seconds} s at {where} for {missing} of its process group. {advice}"
 ADVICE = {
     "hook": (
         "Register the hook on every rank, before the same iteration: model.register_comm_hook(state, deepreduce_hook). "
@@ -40,24 +40,30 @@ ADVICE = {
         "Make LocalSGD on every rank of its process_group, at the same place of the program. If a rank only takes long "
         f"to come there, set the environment variable {HANDSHAKE_VARIABLE} to a larger limit, or to 0 for none"
     ),
+    "state_dict": (
+        "With fragments and a delay, state_dict() waits for the exchanges that are in flight, which all ranks must do "
+        "in one order: call it on every rank after the same local step, or call sync() on every rank before. Nothing "
+        "has changed"
+    ),
 }
 
 
 class Rendezvous:
-    """Ranks that begin to exchange together.
+    """Ranks that begin to exchange together, or that call ``state_dict`` together.
 
     Args:
-        kind: of what all of them make: a key of ``ADVICE``.
+        kind: of what all of them make or call: a key of ``ADVICE``.
         around: a process group, or ranks, all of which must come; None: all.
         limit: the longest time to wait, in seconds; 0: for ever; None: ``handshake_seconds``.
+        clock: at which they meet; ranks with other clocks are not there.
     """
 
-    def __init__(self, kind: str, around: Group, limit: float | None = None) -> None:
+    def __init__(self, kind: str, around: Group, limit: float | None = None, clock: int = 0) -> None:
         self._kind, self._around = kind, around
         self._ranks = ranks_of(around)
         self._wait = Patience(self._nobody_came, limit).wait
         store = dist.distributed_c10d._get_default_store()  # PyTorch has no public call for it
-        which = blake2b(f"{kind} {self._ranks}".encode(), digest_size=8).hexdigest()
+        which = blake2b(f"{kind} {self._ranks} {clock}".encode(), digest_size=8).hexdigest()
         store = dist.PrefixStore(f"hvd_deepreduce/{which}", store)  # type: ignore[attr-defined]
         # The store counts how often this rank has come: a process that is started again goes on counting.
         number = store.add(f"rank {dist.get_rank()}", 1)
@@ -127,7 +133,9 @@ class Rendezvous:
             )
 
     def _nobody_came(self, seconds: int) -> str:
-        return NOBODY_CAME.format(seconds=seconds, missing=named(self._missing()), advice=ADVICE[self._kind])
+        where = "state_dict()" if self._kind == "state_dict" else "its first exchange"
+        advice = ADVICE[self._kind]
+        return NOBODY_CAME.format(seconds=seconds, where=where, missing=named(self._missing()), advice=advice)
 
     def _missing(self) -> list[int]:
         with suppress(RuntimeError):  # the store may have ended

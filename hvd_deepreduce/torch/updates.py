@@ -73,6 +73,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         self._voted: tuple[Any, torch.Tensor] | None = None  # a step check that this rank has begun after an error
         self._inner, self._names = inner, names
         self._make_outer = outer or self._default_outer
+        self._group = process_group
         self._framework = TorchTensors()
         repeated = [""] * len(tensors)
         collectives: Any
@@ -245,6 +246,9 @@ class Updates(LocalExchanges[torch.Tensor]):
             self.anchors[number].grad = None
 
     def settle(self) -> None:
+        if len(self.fragments) > 1 and self._group is not None and self._in_flight():
+            # Collectives are matched by their order. Ranks that went on would let several exchanges alternate.
+            Rendezvous("state_dict", self._group, clock=self.clock).meet(self._group)
         super().settle()
         self._framework.settle(self.tensors)
 

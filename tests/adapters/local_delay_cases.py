@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.horovod import HANDSHAKE_VARIABLE
 from hvd_deepreduce.torch import LocalSGD
 from hvd_deepreduce.wire.standalone import ContainerError
 from tests.adapters.common import LOSSY
@@ -137,6 +138,20 @@ def a_state_of_each_phase():
         assert torch.equal(job.run(clock, 18).flat(), unbroken)
         assert torch.equal(Job(seed=7, **LONG).load(saved).run(clock, 18).flat(), unbroken)
     assert seen == {"voted", "told", "sent"}
+
+
+@case
+def a_state_that_one_rank_saves_alone():
+    """With fragments it would let exchanges go on in another order. It says so, and the job goes on."""
+    for options, alone in ((LONG, False), ({"every": 8, "delay": 4}, True)):
+        unbroken, job = Job(**options).run(18).flat(), Job(**options).run(9)
+        with pytest.MonkeyPatch().context() as patch:
+            patch.setenv(HANDSHAKE_VARIABLE, "1")
+            said = r"waited 1 s at state_dict\(\) for ranks? .*call it on every rank after the same"
+            with nullcontext() if alone or dist.get_rank() else pytest.raises(TimeoutError, match=said):
+                if dist.get_rank() == 0:
+                    job.saved()
+        assert torch.equal(job.run(9, 18).flat(), unbroken)
 
 
 @case
