@@ -62,6 +62,7 @@ class Fragment(Generic[G]):
         failure: an error with which they have come.
         present: whether this rank has sent an update in the exchange in flight.
         starts: with a delay, this rank's parameters when the exchange in flight began, by number.
+        unsent: with a delay, what this rank has not sent of its progress, by number, until it is taken back.
         keeps: with a delay and ``mix``, the share of its parameters that this rank keeps.
     """
 
@@ -78,12 +79,13 @@ class Fragment(Generic[G]):
     failure: Exception | None = None
     present: bool = True
     starts: dict[int, Any] = field(default_factory=dict)
+    unsent: dict[int, G] = field(default_factory=dict)
     keeps: float = 0.0
 
     def forget(self) -> None:
         """Forgets the exchange in flight."""
         self.ends = self.proposal = self.held = self.failure = None
-        self.updates, self.tickets, self.starts, self.keeps = {}, {}, {}, 0.0
+        self.updates, self.tickets, self.starts, self.unsent, self.keeps = {}, {}, {}, {}, 0.0
 
 
 def divided(sizes: Sequence[int], most: int) -> list[list[int]]:

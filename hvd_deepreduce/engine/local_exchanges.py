@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
@@ -120,6 +120,14 @@ class LocalExchanges(LocalState[G]):
         """
 
     @abstractmethod
+    def take_back(self, number: int, start: Any, unsent: G) -> Any:
+        """Adds to this rank's parameter, and to what ``copy`` of it returned. Returns the latter sum, in its form."""
+
+    def unsent(self, number: int, grown: Floats) -> G:
+        """How far a residual has grown, in the form of ``update``."""
+        return grown  # type: ignore[return-value]
+
+    @abstractmethod
     def renew(self, numbers: Sequence[int]) -> None:
         """State of this rank's own optimizer that is not finite starts anew."""
 
@@ -181,6 +189,8 @@ class LocalExchanges(LocalState[G]):
                 self.end(fragment)
             elif clock >= fragment.ends - self.local.delay + phase * self.local.delay // 3:
                 self._advance(fragment)
+            if fragment.unsent and clock >= fragment.began + max(1, self.local.delay // 3):
+                self._take_back(fragment)
         if self._times is not None:
             (fragment,) = self.fragments
             with self.together():
@@ -304,6 +314,9 @@ class LocalExchanges(LocalState[G]):
             self.decay(numbers, self.local.decay)
         else:
             updates = {n: self.nothing(n) for n in numbers}
+        # Residuals of other memories are not what was not sent, and over MPI they change later, on another thread.
+        late = bool(proposal.starts) and proposal.present and not (engine.has_velocity or engine.exchange.own_thread)
+        before = {n: self._copy_of_residual(n) for n in self.held(numbers)} if late else {}
         engine.feedback = proposal.present
         try:
             for number in self.held(numbers):
@@ -311,8 +324,32 @@ class LocalExchanges(LocalState[G]):
         finally:
             engine.feedback = True
         fragment.present, fragment.ends = proposal.present, proposal.ends
-        fragment.starts = proposal.starts
+        fragment.starts, fragment.unsent = proposal.starts, self._not_sent(before)
         fragment.keeps = (self.local.mix or 0.0) if proposal.ends > proposal.clock else 0.0
+
+    # What was not sent, with a delay. Without one, it leaves the parameters when they take the anchor, and waits in the
+    # residual. With one, the local steps until the end would go on from a place to which no rank will return.
+
+    def _copy_of_residual(self, number: int) -> dict[str, Floats]:
+        with self.in_order(number):
+            return self.engine.copies([self.parameters[number]])
+
+    def _not_sent(self, before: Mapping[int, Mapping[str, Floats]]) -> dict[int, G]:
+        """What was not sent of the updates, by number, where this rank has residuals, of which these are the copies
+        before."""
+        unsent: dict[int, G] = {}
+        for number, copies in before.items():
+            with self.in_order(number):
+                for grown in self.engine.grown([self.parameters[number]], copies).values():
+                    unsent[number] = self.unsent(number, grown)
+        return unsent
+
+    def _take_back(self, fragment: Fragment[G]) -> None:
+        """What was not sent leaves the parameters, a step after the exchange began, or when its updates are encoded. It
+        stays in the residuals."""
+        unsent, fragment.unsent = fragment.unsent, {}
+        for number, one in unsent.items():
+            fragment.starts[number] = self.take_back(number, fragment.starts[number], one)
 
     # Phases of an exchange with a delay
 
@@ -507,7 +544,7 @@ class LocalExchanges(LocalState[G]):
     def follow_anchor(self, fragment: Fragment[G]) -> None:
         """Lets the fragment's parameters follow, as ``follow``."""
         starts, keeps = fragment.starts, fragment.keeps
-        fragment.starts, fragment.keeps = {}, 0.0
+        fragment.starts, fragment.unsent, fragment.keeps = {}, {}, 0.0
         if self.clock == fragment.began:  # nothing was done since: no rounding error either
             starts = {}
         for number in fragment.numbers:
@@ -532,6 +569,7 @@ class LocalExchanges(LocalState[G]):
             if other is fragment or not self.anywhere(not self.finite(map(self.update, numbers))):
                 continue
             starts = other.starts if other.proposal is None else other.proposal.starts
+            other.unsent = {}
             for number in numbers:
                 self.follow(number, None, 0.0)
                 if number in starts:  # an exchange in flight ends with the progress that is made from now on

@@ -257,6 +257,7 @@ class LocalState(ABC, Generic[G]):
             "bases": by_name(dict(enumerate(self.bases))), **self.outer_state(),
             "means": by_name({number: one for each in of_fragments for number, one in each.updates.items()}),
             "starts": by_name({number: one for each in of_fragments for number, one in each.starts.items()}),
+            "unsent": by_name({number: one for each in of_fragments for number, one in each.unsent.items()}),
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -322,6 +323,9 @@ class LocalState(ABC, Generic[G]):
         )
         self.check_arrays("the mean update of", state["means"], sent)
         self.check_arrays("the values of", state["starts"], held if self.local.mix is None else {})
+        unsent = _unsent(state)
+        names = set(unsent) & set(state["starts"]) if isinstance(unsent, Mapping) else ()
+        self.check_arrays("the unsent progress of", unsent, {name: held[name] for name in names})
         return self.unpack(state)
 
     def check_arrays(
@@ -358,6 +362,8 @@ class LocalState(ABC, Generic[G]):
                 means, starts = state["means"], state["starts"]
                 fragment.updates = {n: self.mean_of(n, means[name]) for n, name in names.items() if name in means}
                 fragment.starts = {n: self.copy_of(n, starts[name]) for n, name in names.items() if name in starts}
+                unsent = _unsent(state)
+                fragment.unsent = {n: self.mean_of(n, unsent[name]) for n, name in names.items() if name in unsent}
                 fragment.keeps = self.local.mix or 0.0
 
     def snapshot(self) -> Snapshot:
@@ -389,6 +395,11 @@ class LocalState(ABC, Generic[G]):
         """Ends the exchanges, and frees everything but the model."""
         self.engine.close()
         self.anchors, self.bases, self.outer = [], [], None
+
+
+def _unsent(state: Mapping[str, Any]) -> Any:
+    """States that were saved before there was any have none."""
+    return state.get("unsent", {})
 
 
 def _is_count(value: object) -> bool:

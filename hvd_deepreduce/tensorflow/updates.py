@@ -22,7 +22,7 @@ from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives, await_r
 from hvd_deepreduce.wire.quoting import quoted
 
 Array = npt.NDArray[Any]
-ARRAYS = ("anchors", "bases", "outer", "means", "starts")
+ARRAYS = ("anchors", "bases", "outer", "means", "starts", "unsent")
 """Keys of a state that have dicts of flat arrays, besides the residuals."""
 
 
@@ -146,6 +146,12 @@ class Updates(LocalExchanges[Array]):
             own.assign(taken)
         if self.bases:
             self.bases[number].assign(anchor)
+
+    def take_back(self, number: int, start: tf.Tensor, unsent: Array) -> tf.Tensor:
+        own = self.variables[number]
+        moved = tf.cast(tf.cast(start, unsent.dtype) + tf.reshape(tf.constant(unsent), own.shape), own.dtype)
+        own.assign_add(moved - start)
+        return moved
 
     def renew(self, numbers: Sequence[int]) -> None:
         optimizer = self._optimizer()

@@ -47,7 +47,7 @@ Entries = dict[str, Any]
 Nested = Mapping[str, Any]
 _MARK = "hvd_deepreduce/"
 _KEY = re.compile(rf"(.*){_MARK}(?:(\d+)_of_(\d+)/)?(.*)")
-_BY_NAME = ("anchors", "means", "residuals", "parameters", "bases", "starts")
+_BY_NAME = ("anchors", "means", "residuals", "parameters", "bases", "starts", "unsent")
 _OF_OPTIMIZERS = ("outer", "optimizer")
 
 
@@ -285,7 +285,8 @@ class _OfLocalSGD(_Checkpointed):
         shared = {"anchors": local["anchors"], "means": self._all(local, "means"), "outer": outer}
         parameters = {name: own(one) for name, one in self.tensors.items()}
         mine = {
-            "parameters": parameters, "bases": local["bases"], "starts": local["starts"], "optimizer": inner
+            "parameters": parameters, "bases": local["bases"], "starts": local["starts"], "optimizer": inner,
+            "unsent": self._of_any(local["unsent"]),
         }  # fmt: skip
         plain = {"optimizer": inner_rest, "due": local["due"]}  # with ``times``, replicas have their own
         return local["compression"], {**counts, "outer": outer_rest}, shared, plain, mine
@@ -295,11 +296,18 @@ class _OfLocalSGD(_Checkpointed):
         in_flight = (one.numbers for one in self.updates.fragments if one.ends is not None)
         return {name: local[what].get(name) for numbers in in_flight for name in (self.names[n] for n in numbers)}
 
+    def _of_any(self, given: Nested) -> dict[str, torch.Tensor | None]:
+        """Also those of which only other ranks of this replica hold something."""
+        there = [name in given for name in self.names]
+        there = there if self.mates is None else self.mates.largest(there)
+        return {name: given.get(name) for name, flag in zip(self.names, there, strict=True) if flag}
+
     def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
         updates = self.updates
         local = {key: (mine if key == "due" else shared)[key] for key in updates.counts()}
         local |= {what: tensors[what] for what in ("anchors", "bases", "starts")}
-        local["means"] = {name: one for name, one in tensors["means"].items() if one.numel()}
+        for what in ("means", "unsent"):
+            local[what] = {name: one for name, one in tensors[what].items() if one.numel()}
         local["outer"] = _joined(tensors["outer"], shared["outer"], self.names)
         inner = _joined(tensors["optimizer"], mine["optimizer"], self._inner)
         states = [{**inner, "local_sgd": {**local, "compression": one}} for one in engines]

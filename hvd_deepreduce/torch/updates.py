@@ -297,6 +297,16 @@ class Updates(LocalExchanges[torch.Tensor]):
         if self.bases:
             self.bases[number].copy_(anchor)
 
+    @torch.no_grad()
+    def take_back(self, number: int, start: torch.Tensor, unsent: torch.Tensor) -> torch.Tensor:
+        mine = own(self.tensors[number])
+        moved = (start + unsent).to(mine.dtype)
+        mine.add_(moved - start)
+        return moved
+
+    def unsent(self, number: int, grown: Floats) -> torch.Tensor:
+        return self._framework.tensor(grown).view_as(own(self.tensors[number]))
+
     def renew(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             state = self._inner.state.get(self.tensors[number], {}).values()

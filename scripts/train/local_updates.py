@@ -45,7 +45,8 @@ class LocalUpdates:
         master <- outer step with (sum of g) / R;  anchor <- master;  local <- master
 
     R counts all workers, those too that are absent, which send empty containers. In ``begin`` and ``end``, local steps
-    may come between the two lines. What a worker does in these is kept, and belongs to its next Delta.
+    may come between the two lines. What a worker does in these is kept, and belongs to its next Delta. What it has not
+    sent leaves its model in ``take_back``, and not at the end only.
 
     Args:
         job: exchanges the updates; its residuals are the memories m.
@@ -59,6 +60,7 @@ class LocalUpdates:
         anchors: the master's model as each worker last read it, float32 ``[R, numel]``.
         local: the models that the workers train, float32 ``[R, numel]``; change them in place.
         in_flight: the mean update, and the workers' models when it was begun; None: there is none.
+        unsent: what they have not sent of their progress since the last exchange, until it is taken back.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class LocalUpdates:
         self.local = np.empty_like(self.anchors) if local is None else local
         self.local[:] = self.anchors
         self.in_flight: tuple[Vector, Vector] | None = None
+        self.unsent: Vector | None = None
 
     def synchronise(self, present: Sequence[int] | None = None) -> Vector:
         """One synchronisation of the workers that are present (``None``: all); returns the mean update."""
@@ -81,7 +84,16 @@ class LocalUpdates:
 
     def begin(self) -> None:
         """Exchanges the updates of all workers as they are now."""
+        kept = np.float32(self.decay) * np.array(self.job.residuals)
         self.in_flight = self._mean(range(len(self.local))), self.local.copy()
+        self.unsent = np.array(self.job.residuals) - kept if kept.size else None  # of dense vectors nothing is kept
+
+    def take_back(self) -> None:
+        """A step later, or more: what the workers have not sent leaves their models."""
+        if self.in_flight is not None and self.unsent is not None:
+            self.local += self.unsent
+            self.in_flight = self.in_flight[0], self.in_flight[1] + self.unsent
+        self.unsent = None
 
     def end(self) -> None:
         """All workers take what ``begin`` exchanged."""
@@ -90,7 +102,7 @@ class LocalUpdates:
         self.outer.step(self.master, mean)
         self.anchors[:] = self.master
         self.local[:] = self.master + (self.local - starts)
-        self.in_flight = None
+        self.in_flight = self.unsent = None
 
     def _mean(self, here: Sequence[int]) -> Vector:
         progress: list[Vector | None] = [None] * len(self.local)
@@ -121,8 +133,10 @@ class InTurn:
         have done since an exchange began is exchanged."""
         self._clock += 1
         for place, fragment in enumerate(self.fragments):
-            due = self._clock == self._due[place]
-            if fragment.in_flight and (last or self._clock == self._due[place] - self.every + self.delay):
+            due, begun = self._clock == self._due[place], self._due[place] - self.every
+            if self._clock == begun + max(1, self.delay // 3):
+                fragment.take_back()
+            if fragment.in_flight and (last or self._clock == begun + self.delay):
                 fragment.end()
             if due or last:
                 self.exchanged += fragment.master.size

@@ -138,7 +138,7 @@ def fragments_are_exchanged_in_turn_with_a_schedule():
 def a_delay_keeps_the_progress_made_meanwhile():
     for mix in on.mixes:
         trainer = on.trainer("adam", LOSSY, every=4, delay=2, mix=mix, outer="nesterov")
-        by_hand, mean, starts = ByHand("adam", "nesterov", LOSSY), None, []
+        by_hand, mean, starts, unsent = ByHand("adam", "nesterov", LOSSY), None, [], []
         for step in range(10):
             trainer.train(1, step)
             by_hand.step(step)
@@ -147,12 +147,20 @@ def a_delay_keeps_the_progress_made_meanwhile():
                 for one, start in zip(by_hand.models, starts, strict=True):
                     now, anchor = one.flat(), by_hand.anchor.flat()
                     one.put(now + (anchor - start) if mix is None else on.mixed(now, anchor, mix))
+            if step + 1 in (5, 9) and mix is None:  # what was not sent waits in the residuals alone
+                moved = [start + one for start, one in zip(starts, unsent, strict=True)]
+                for model, start, now in zip(by_hand.models, starts, moved, strict=True):
+                    model.put(model.flat() + (now - start))
+                starts = moved
             if step + 1 in (4, 8):
                 starts = [one.flat() for one in by_hand.models]
+                before = [one.copy() for one in by_hand.ranks.residuals]
                 mean = by_hand.mean()
+                unsent = [now - then for now, then in zip(by_hand.ranks.residuals, before, strict=True)]
             if step + 1 == 5:  # while an exchange is in flight, from a saved state
                 state = trainer.state()
                 assert state["ends"] == [6] and state["means"].keys() == state["anchors"].keys()
+                assert not state["unsent"]
                 trainer = trainer.again()
             assert np.array_equal(trainer.flat(), by_hand.own()), step
         trainer.local.sync()

@@ -72,6 +72,10 @@ class NumpyUpdates(LocalExchanges):
         anchor = self.anchors[number]
         self.own[number] = anchor.copy() if start is None else self.own[number] + anchor - start
 
+    def take_back(self, number, start, unsent):
+        self.own[number] = self.own[number] + unsent
+        return start + unsent
+
     def mean_of(self, number, saved):
         return saved.copy()
 
@@ -322,6 +326,9 @@ def test_a_state_in_flight_that_lacks_a_part_is_refused(mix):
                 if bad or part == "means" or mix is None:
                     with pytest.raises(ValueError, match="of the state"):
                         other.load_state_dict({**state, part: bad})
+        for bad in (3, {"p1": np.zeros(4, np.float32)}, {"p0": np.full(5, np.nan, np.float32)}):
+            with pytest.raises(ValueError, match="the unsent progress of.* the state"):
+                other.load_state_dict({**state, "unsent": bad})
         other.own = [one.copy() for one in updates.own]
         other.load_state_dict(state)
         other.settle()
