@@ -38,9 +38,9 @@ train-tf: build ## the same in Keras; ARGS="..." goes to the script
 # Every test has a time limit. Three processes run the tests on two processors, since launchers wait a good deal; two of
 # them begin with the tests that start launchers (tests/conftest.py).
 PYTEST := python -m pytest -q -n 3
-# Hypothesis' examples (tests/conftest.py): test-all has more of them, in the tests of `make test`, too. Tests start
-# hundreds of processes, which would compile the package again and again if Python might not keep what it has compiled.
-test test-fast: export HVD_TEST_EXAMPLES = $(if $(filter test-all,$(MAKECMDGOALS)),30,20)
+# Hypothesis' examples are fewer in the tests of `make test` than in the others (tests/selection.py). Tests start hundreds
+# of processes, which would compile the package again and again if Python might not keep what it has compiled.
+test test-fast: export HVD_TEST_EXAMPLES = 20
 test-all test test-fast test-part test-launch test-emulator: export PYTHONDONTWRITEBYTECODE =
 test: lint docs ## ruff, mypy, the site of the documents, and the tests of every change; ARGS="..." goes to pytest
 	@$(ENV) $(PYTEST) -m 'not thorough and not elastic' $(ARGS)
