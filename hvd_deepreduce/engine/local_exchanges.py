@@ -314,9 +314,10 @@ class LocalExchanges(LocalState[G]):
             self.decay(numbers, self.local.decay)
         else:
             updates = {n: self.nothing(n) for n in numbers}
-        # Residuals of other memories are not what was not sent, and over MPI they change later, on another thread.
-        late = bool(proposal.starts) and proposal.present and not (engine.has_velocity or engine.exchange.own_thread)
-        before = {n: self._copy_of_residual(n) for n in self.held(numbers)} if late else {}
+        # With a velocity, a residual is not what was not sent. Other exchanges change it later, or it is of a node.
+        own_residuals = not (engine.has_velocity or engine.exchange.own_thread or engine.exchange.several)
+        wanted = self.held(numbers) if own_residuals and proposal.present and proposal.starts else ()
+        before = {n: self._copy_of_residual(n) for n in wanted}
         engine.feedback = proposal.present
         try:
             for number in self.held(numbers):
