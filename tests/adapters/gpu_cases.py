@@ -151,12 +151,12 @@ def means_and_residuals_of_fsdp_are_those_on_the_host():
 def local_updates_on_a_gpu():
     if dist.get_world_size() == 1:
         pytest.skip("one rank exchanges no updates")
-    for config in ({"anchors": "device"}, {"anchors": "host"}, {"fragments": 2, "delay": 1}):
+    for config in ({"anchors": "device"}, {"anchors": "host"}, {"every": 4, "fragments": 2, "delay": 3}):
         models = []
         for device, settings in ((HOST, LOSSLESS), (GPU, LOSSLESS), (GPU, LOSSY)):
             model = network().to(device)
             sgd = torch.optim.SGD(model.parameters(), 0.1)
-            optimizer = LocalSGD(sgd, model, settings, every=2, process_group=dist.group.WORLD, **config)
+            optimizer = LocalSGD(sgd, model, settings, process_group=dist.group.WORLD, **{"every": 2, **config})
             for step in range(8):
                 optimizer.zero_grad()
                 loss_of(model, step, dist.get_rank()).backward()
