@@ -12,8 +12,8 @@ thorough = pytest.mark.thorough
 FOLDERS = ("tests/installation/", "tests/scripts/", "tests/soak/")
 """All tests of these folders have the marker (conftest.py)."""
 EXAMPLES = int(os.environ.get("HVD_TEST_EXAMPLES", "60"))
-"""Hypothesis' examples of a test. `make test` has fewer than `make test-all` (Makefile): it takes longer to make most
-examples than to look at them."""
+"""Hypothesis' examples of a test. Those of `make test` have fewer than the others (Makefile): it takes longer to make
+most examples than to look at them."""
 
 
 def examples(number: int) -> int:

@@ -341,7 +341,8 @@ class LocalExchanges(LocalState[G]):
         unsent: dict[int, G] = {}
         for number, copies in before.items():
             with self.in_order(number):
-                for grown in self.engine.grown([self.parameters[number]], copies).values():
+                grown = self.engine.grown(self.parameters[number], copies)
+                if grown is not None:
                     unsent[number] = self.unsent(number, grown)
         return unsent
 

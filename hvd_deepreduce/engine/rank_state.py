@@ -354,15 +354,14 @@ class RankState:
         held = {name: self._memory.held(name) for name in _kept_of(parameters)}
         return {name: one.copy() for name, one in held.items() if one is not None}
 
-    def grown(self, parameters: Iterable[Parameter], copies: Mapping[str, Floats]) -> dict[str, Floats]:
-        """How far the residuals of parameters have grown since ``copies`` was called: new arrays, by name."""
-        grown = {}
-        for parameter in parameters:
-            held = self._memory.held(parameter.name)
-            if held is not None:
-                grown[parameter.name] = held.copy()
-                if parameter.name in copies:
-                    arrays.subtract_sent(grown[parameter.name], None, copies[parameter.name])
+    def grown(self, parameter: Parameter, copies: Mapping[str, Floats]) -> Floats | None:
+        """How far a residual has grown since ``copies`` was called: a new array; None: there is no residual."""
+        held = self._memory.held(parameter.name)
+        if held is None:
+            return None
+        grown = held.copy()
+        if parameter.name in copies:
+            arrays.subtract_sent(grown, None, copies[parameter.name])
         return grown
 
     def return_to(self, parameters: Iterable[Parameter], copies: Mapping[str, Floats]) -> None:

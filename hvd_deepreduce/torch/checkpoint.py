@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,12 +133,9 @@ class _Checkpointed(ABC, Stateful):
         engine, shared, tensors, mine, own_tensors = self.told()
         residuals = engine["residuals"]
         kinds = [prefix + name for prefix in ("", VELOCITY) for name in self.tensors]
-        steps = [engine["steps"].get(name, 0) for name in self.tensors]
         # A rank knows neither of a parameter of which it holds nothing.
-        numbers = [*steps, *(name in residuals for name in kinds)]
-        numbers = numbers if self.mates is None else self.mates.largest(numbers)
-        steps, there = numbers[: len(steps)], numbers[len(steps) :]
-        shown = {name: residuals.get(name) for name, flag in zip(kinds, there, strict=True) if flag}
+        steps = self._largest([engine["steps"].get(name, 0) for name in self.tensors])
+        shown = self._of_any(kinds, residuals)
         replica = f"{_MARK}{self.rank}_of_{self.size}/"
         return {
             f"{_MARK}shared": Plain({**shared, "steps": dict(zip(self.tensors, steps, strict=True))}),
@@ -146,6 +143,15 @@ class _Checkpointed(ABC, Stateful):
             **dict(self._entries(_MARK, tensors)),
             **dict(self._entries(replica, {**own_tensors, "residuals": shown})),
         }
+
+    def _largest(self, numbers: list[int]) -> list[int]:
+        """At each place, of the ranks of this replica."""
+        return numbers if self.mates is None else list(self.mates.largest(numbers))
+
+    def _of_any(self, names: Sequence[str], given: Nested) -> dict[str, torch.Tensor | None]:
+        """What a rank of this replica holds; None where this rank holds nothing of it."""
+        there = self._largest([name in given for name in names])
+        return {name: given.get(name) for name, flag in zip(names, there, strict=True) if flag}
 
     def _entries(self, prefix: str, sections: Nested) -> Iterator[tuple[str, Any]]:
         for section, values in sections.items():
@@ -282,25 +288,14 @@ class _OfLocalSGD(_Checkpointed):
         counts = {key: local[key] for key in self.updates.counts() if key != "due"}
         outer, outer_rest = _optimizer(local["outer"], self.names)
         inner, inner_rest = _optimizer(state, self._inner)
-        shared = {"anchors": local["anchors"], "means": self._all(local, "means"), "outer": outer}
+        shared = {"anchors": local["anchors"], "means": self._of_any(self.names, local["means"]), "outer": outer}
         parameters = {name: own(one) for name, one in self.tensors.items()}
         mine = {
             "parameters": parameters, "bases": local["bases"], "starts": local["starts"], "optimizer": inner,
-            "unsent": self._of_any(local["unsent"]),
+            "unsent": self._of_any(self.names, local["unsent"]),
         }  # fmt: skip
         plain = {"optimizer": inner_rest, "due": local["due"]}  # with ``times``, replicas have their own
         return local["compression"], {**counts, "outer": outer_rest}, shared, plain, mine
-
-    def _all(self, local: Nested, what: str) -> dict[str, torch.Tensor | None]:
-        """Also those of which this rank holds nothing."""
-        in_flight = (one.numbers for one in self.updates.fragments if one.ends is not None)
-        return {name: local[what].get(name) for numbers in in_flight for name in (self.names[n] for n in numbers)}
-
-    def _of_any(self, given: Nested) -> dict[str, torch.Tensor | None]:
-        """Also those of which only other ranks of this replica hold something."""
-        there = [name in given for name in self.names]
-        there = there if self.mates is None else self.mates.largest(there)
-        return {name: given.get(name) for name, flag in zip(self.names, there, strict=True) if flag}
 
     def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
         updates = self.updates
