@@ -158,12 +158,12 @@ def test_states_of_another_number_of_ranks_keep_the_sums_of_velocities():
          "residuals": {"a": np.full(4, rank + 1.0, np.float32), "velocity of a": np.full(4, rank + 3.0, np.float32)}}
         for rank in range(2)
     ]  # fmt: skip
-    parameters = {"a": saved.Parameter("a", 0, (4,), "float32")}
-    _, kept = saved.reshard(states, parameters, 0, 1, True)
+    parameters, memory = {"a": saved.Parameter("a", 0, (4,), "float32")}, Config.load(DGC).memory
+    _, kept = saved.reshard(states, parameters, 0, 1, True, memory)
     assert kept["a"].tolist() == [3.0] * 4 and kept["velocity of a"].tolist() == [7.0] * 4
     states[0]["residuals"]["velocity of a"] = np.zeros(5, np.float32)
     with pytest.raises(ValueError, match="the velocity of a has 5 elements"):
-        saved.reshard(states, parameters, 0, 1, True)
+        saved.reshard(states, parameters, 0, 1, True, memory)
 
 
 @given(

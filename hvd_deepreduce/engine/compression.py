@@ -80,8 +80,8 @@ class GradientCompression(Reporting):
                 "mean" their mean.
 
         Raises:
-            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
-                finite, or not a state at all; nothing has changed then.
+            ValueError: a state of another rank, another number of ranks, another model or a memory that keeps something
+                else, with a residual that is not finite, or not a state at all; nothing has changed then.
         """
         self._load(state, reshard)
 

@@ -247,11 +247,12 @@ class Peers(ABC, Generic[G]):
         kept = state.get("compression") if isinstance(state, Mapping) else None
         if not isinstance(kept, Mapping):
             return state, False
-        own = {"rank": self.store.peer, "size": self.store.peers}
+        own: dict[str, Any] = {"rank": self.store.peer, "size": self.store.peers}
         if kept.get("rank") == own["rank"]:
             return {**state, "compression": {**kept, **own}}, False
-        residuals = self.local.engine.state_dict()["residuals"]
-        return {**state, "compression": {**kept, **own, "residuals": residuals}}, True
+        here = self.local.engine.state_dict()
+        own |= {key: here[key] for key in ("memory", "residuals")}
+        return {**state, "compression": {**kept, **own}}, True
 
     def _nothing(self, fragment: Fragment[G]) -> Callable[[str], bytes]:
         """Gives the part of a bucket that a peer would send without an update."""

@@ -257,7 +257,7 @@ class RankState:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
         self.check_open()
         rank, size = self.collectives.rank(), self.collectives.size()
-        return saved.save(self.parameters, self._memory.state_dict(), rank, size)
+        return saved.save(self.parameters, self._memory.state_dict(), rank, size, self._config.memory)
 
     def load_state_dict(
         self, state: saved.State, parameters: Iterable[Parameter] | None = None, *, reshard: saved.Reshard = False
@@ -272,12 +272,12 @@ class RankState:
             reshard: as in ``engine.state.reshard``.
 
         Raises:
-            ValueError: a state of another rank, another number of ranks or another model, with a residual that is not
-                finite, or not a state at all; nothing has changed then.
+            ValueError: a state of another rank, another number of ranks, another model or a memory that keeps something
+                else, with a residual that is not finite, or not a state at all; nothing has changed then.
         """
         self.check_open()
         rank, size = self.collectives.rank(), self.collectives.size()
-        self._load(parameters, lambda known: saved.load(state, known, rank, size, reshard))
+        self._load(parameters, lambda known: saved.load(state, known, rank, size, reshard, self._config.memory))
 
     def _load(
         self,
@@ -314,7 +314,8 @@ class RankState:
 
     def resume(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
         """As ``load_state_dict``, with a state of this process that may have had another rank."""
-        self._load(parameters, lambda known: saved.check(state, known, state["rank"], state["size"]))
+        rank, size, memory = state["rank"], state["size"], self._config.memory
+        self._load(parameters, lambda known: saved.check(state, known, rank, size, memory))
 
     def elastic_state(self) -> ElasticState:
         """What the other ranks of an elastic job take from rank 0."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_deepreduce.codecs.interfaces import Floats
+from hvd_deepreduce.config.error_feedback import Feedback, memories
 from hvd_deepreduce.engine.parameter import VELOCITY, Parameter, owner
 from hvd_deepreduce.ops import deferred
 from hvd_deepreduce.wire.quoting import quoted
@@ -28,14 +29,17 @@ OTHERS = "other arrays"
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
 
 
-def save(parameters: Mapping[str, Parameter], residuals: Mapping[str, Floats], rank: int, size: int) -> dict[str, Any]:
-    """The state as plain numbers and NumPy arrays, with parameters in the model's order.
+def save(
+    parameters: Mapping[str, Parameter], residuals: Mapping[str, Floats], rank: int, size: int, memory: Feedback
+) -> dict[str, Any]:
+    """The state as plain values and NumPy arrays, with parameters in the model's order.
 
     Under a memory with velocities, ``residuals`` has a parameter's velocity too, after its residual.
     """
     return {
         "rank": rank,
         "size": size,
+        "memory": memory.name,
         "steps": {name: parameter.step for name, parameter in parameters.items()},
         "residuals": {
             name: residuals[name] for one in parameters for name in (one, VELOCITY + one) if name in residuals
@@ -44,7 +48,7 @@ def save(parameters: Mapping[str, Parameter], residuals: Mapping[str, Floats], r
 
 
 def check(
-    state: Mapping[str, Any], parameters: Mapping[str, Parameter], rank: int, size: int
+    state: Mapping[str, Any], parameters: Mapping[str, Parameter], rank: int, size: int, memory: Feedback
 ) -> tuple[dict[str, int], dict[str, Floats]]:
     """Validates a saved state; changes nothing.
 
@@ -53,13 +57,14 @@ def check(
             need not be contiguous. Keys that are not those of ``save`` are ignored.
         parameters: the model's, by name.
         rank, size: of this process.
+        memory: of the config in force.
 
     Returns:
         The step count of every parameter, and the residuals, flat and contiguous, by the parameters' names.
 
     Raises:
-        ValueError: it is of another rank, another number of ranks or another model; a residual is not finite; or it is
-            not a state at all.
+        ValueError: it is of another rank, another number of ranks or another model, or of a memory that keeps something
+            else; a residual is not finite; or it is not a state at all.
     """
     if not isinstance(state, Mapping):
         raise ValueError(
@@ -89,6 +94,16 @@ def check(
             raise ValueError(f"the model has a parameter {name}, but the state does not: load the state of this model")
     steps = {name: _integer(step, f"the step count of {name}") for name, step in state["steps"].items()}
     kept = {name: _residual(name, given, owner(name, parameters)) for name, given in state["residuals"].items()}
+    told = state.get("memory", memory.name)  # states of earlier versions do not say it
+    was = memories.by_name.get(told) if isinstance(told, str) else None
+    if was is None or not issubclass(was, Feedback):
+        raise ValueError(f"the memory of the state is {quoted(told)}; it must be one of {', '.join(memories.by_name)}")
+    if kept and was.leaves_whole != memory.leaves_whole:
+        raise ValueError(
+            f"the state was saved with memory {was.name!r}, and this job has {memory.name!r}. One keeps gradients and "
+            "the other a momentum of scaled gradients: load the state with the config that it was saved with, or start "
+            "without a state"
+        )
     return steps, kept
 
 
@@ -101,16 +116,21 @@ State = Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
 
 def load(
-    state: State, parameters: Mapping[str, Parameter], rank: int, size: int, how: Reshard
+    state: State, parameters: Mapping[str, Parameter], rank: int, size: int, how: Reshard, memory: Feedback
 ) -> tuple[dict[str, int], dict[str, Floats]]:
     """``check`` of one state, or ``reshard`` of several."""
     if how is False:
-        return check(state, parameters, rank, size)  # type: ignore[arg-type]  # it says what is wrong
-    return reshard(state, parameters, rank, size, how)  # type: ignore[arg-type]
+        return check(state, parameters, rank, size, memory)  # type: ignore[arg-type]  # it says what is wrong
+    return reshard(state, parameters, rank, size, how, memory)  # type: ignore[arg-type]
 
 
 def reshard(
-    states: Iterable[Mapping[str, Any]], parameters: Mapping[str, Parameter], rank: int, size: int, how: Reshard
+    states: Iterable[Mapping[str, Any]],
+    parameters: Mapping[str, Parameter],
+    rank: int,
+    size: int,
+    how: Reshard,
+    memory: Feedback,
 ) -> tuple[dict[str, int], dict[str, Floats]]:
     """This rank's share of the states of all ranks of a job that had another number of ranks; changes nothing.
 
@@ -119,7 +139,7 @@ def reshard(
 
     Args:
         states: one of each rank, in any order. Only one of them is needed in memory at a time.
-        parameters, rank, size: as for ``check``.
+        parameters, rank, size, memory: as for ``check``.
         how: True or "sum" preserves the residuals' sum, "mean" their mean.
 
     Returns:
@@ -141,7 +161,7 @@ def reshard(
     sums: dict[str, npt.NDArray[np.float64]] = {}
     for state in states:
         whose = [_integer(state[k], f"the {k} of a state") for k in KEYS[:2]] if _has_keys(state) else [0, 0]
-        told, residuals = check(state, parameters, *whose)
+        told, residuals = check(state, parameters, whose[0], whose[1], memory)
         total = total or whose[1]
         if whose[1] != total or whose[0] in seen or not whose[0] < total:
             raise ValueError(

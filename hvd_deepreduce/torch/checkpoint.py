@@ -4,7 +4,7 @@ loaded on another number of replicas or of shards.
 A checkpoint has these entries, each below ``hvd_deepreduce/``. Those of a replica have its number and the number of
 replicas before them; the others are equal on all replicas, and written once::
 
-    shared                       plain values: step counts, groups of the outer optimizer
+    shared                       plain values: step counts, the memory's name, groups of the outer optimizer
     anchors/NAME  means/NAME     of LocalSGD, and of its outer optimizer outer/NAME/KEY
     R_of_N/own                   plain values: groups of the optimizer
     R_of_N/residuals/NAME        and velocities
@@ -138,7 +138,9 @@ class _Checkpointed(ABC, Stateful):
         shown = self._of_any(kinds, residuals)
         replica = f"{_MARK}{self.rank}_of_{self.size}/"
         return {
-            f"{_MARK}shared": Plain({**shared, "steps": dict(zip(self.tensors, steps, strict=True))}),
+            f"{_MARK}shared": Plain(
+                {**shared, "memory": engine["memory"], "steps": dict(zip(self.tensors, steps, strict=True))}
+            ),
             f"{replica}own": Plain(dict(mine)),
             **dict(self._entries(_MARK, tensors)),
             **dict(self._entries(replica, {**own_tensors, "residuals": shown})),
@@ -250,8 +252,10 @@ class _Checkpointed(ABC, Stateful):
             raise ValueError(
                 f"the model has a parameter {missing[0]}, but the checkpoint does not: load that of this model"
             )
-        size = self.saved_size
-        engines = [{"rank": at, "size": size, "steps": steps, "residuals": kept} for at, kept in residuals.items()]
+        same: dict[str, Any] = {"size": self.saved_size, "steps": steps}
+        if "memory" in plain["shared"]:  # checkpoints of earlier versions do not say it
+            same["memory"] = plain["shared"]["memory"]
+        engines = [{"rank": at, **same, "residuals": kept} for at, kept in residuals.items()]
         self.load(engines, plain["shared"], plain["own"], tensors)
 
 

@@ -323,7 +323,9 @@ def delayed() -> Contest:
         "late, in parts": late("the same in 3 fragments, applied 4 steps later", delay=4, fragments=3),
     }
     claims = (Claim("late", "at once", 0.01), Claim("late, in parts", "at once", 0.01))
-    return Contest("LocalSGD with a delay, AdamW, 4 workers", "gpt", 4, 2000, 500, 8, methods, claims)
+    return Contest(
+        "LocalSGD with a delay, AdamW, 4 workers", "gpt", 4, 2000, 500, 8, methods, claims, again=("lr", "decay")
+    )
 
 
 IMAGES = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}

@@ -28,11 +28,12 @@ Losses and bytes of published methods and of ours. `python scripts/arena/arena.p
 process; there are no times.
 
 Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on a seed that
-is not reported, with short trainings; the learning rate is then searched once more with whole trainings. A method whose
-best setting is at the edge of its grid has no row. `bytes / dense` is what the busiest worker sends, relative to a
-float32 ring in each step. A gap is to the first row's result with the same seed, in nats of loss or in points of
-accuracy, and positive where the method is worse; in brackets, the least and the greatest of the seeds. Ours are
-in bold. A density is computed from its budget before a training: bytes up to 2% above a budget are at it.
+is not reported, with short trainings; the learning rate, and with a delay the decay of the residual, is then searched
+once more with whole trainings. A method whose best setting is at the edge of its grid has no row. `bytes / dense` is
+what the busiest worker sends, relative to a float32 ring in each step. A gap is to the first row's result with the same
+seed, in nats of loss or in points of accuracy, and positive where the method is worse; in brackets, the least and the
+greatest of the seeds. Ours are in bold. A density is computed from its budget before a training: bytes up to 2% above a
+budget are at it.
 
 The budget of all contests is 40 hours of one core: 8 for methods that exchange in each step under AdamW (2 and 4
 workers), 20 for local steps under AdamW and Muon (8 workers, the best three with 16, one confirmation with a larger

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from hvd_deepreduce.config.error_feedback import Residual
 from hvd_deepreduce.engine import Parameter, step_check
 from hvd_deepreduce.engine.state import reshard
 
@@ -15,6 +16,7 @@ PARAMETERS = {
     "b": Parameter("b", 1, (5,), "float64", 7),
     "c": Parameter("c", 2, (2,), "float32", 7),
 }
+MEMORY = Residual()
 
 
 def state(rank, size, step=7):
@@ -32,7 +34,7 @@ def total(residuals, name):
 @pytest.mark.parametrize(("old", "new", "how"), list(product([1, 2, 3, 5], [1, 2, 3, 5], [True, "sum", "mean"])))
 def test_the_sum_or_the_mean_is_preserved(old, new, how):
     states = [state(rank, old) for rank in range(old)]
-    made = [reshard(iter(reversed(states)), PARAMETERS, rank, new, how) for rank in range(new)]
+    made = [reshard(iter(reversed(states)), PARAMETERS, rank, new, how, MEMORY) for rank in range(new)]
     assert all(steps == dict.fromkeys(PARAMETERS, 7) for steps, _ in made)
     residuals = [residuals for _, residuals in made]
     scale = new / old if how == "mean" else 1
@@ -49,13 +51,13 @@ def test_a_sum_beyond_the_dtype_stays_finite():
     states = [state(rank, 2) for rank in range(2)]
     for one in states:
         one["residuals"]["a"][:2] = np.finfo("f4").max, -np.finfo("f4").max
-    _, residuals = reshard(states, PARAMETERS, 0, 1, True)
+    _, residuals = reshard(states, PARAMETERS, 0, 1, True, MEMORY)
     assert residuals["a"][:2].tolist() == [np.finfo("f4").max, -np.finfo("f4").max]
 
 
 def test_more_ranks_than_before_start_with_zero():
     states = [state(rank, 2) for rank in range(2)]
-    assert reshard(states, PARAMETERS, 2, 3, True)[1] == {}
+    assert reshard(states, PARAMETERS, 2, 3, True, MEMORY)[1] == {}
 
 
 @pytest.mark.parametrize(
@@ -80,12 +82,12 @@ def test_states_that_cannot_be_loaded(states, message):
     """On every rank, also where the wrong state belongs to another one."""
     for rank in range(2):
         with pytest.raises(ValueError, match=message):
-            reshard(states, PARAMETERS, rank, 2, True)
+            reshard(states, PARAMETERS, rank, 2, True, MEMORY)
 
 
 def test_how():
     with pytest.raises(ValueError, match="reshard is average; it must be True, False, 'sum' or 'mean'"):
-        reshard([], PARAMETERS, 0, 1, "average")
+        reshard([], PARAMETERS, 0, 1, "average", MEMORY)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from hvd_deepreduce.config.error_feedback import Residual, ScaledMomentum
 from hvd_deepreduce.engine import state as saved
 from hvd_deepreduce.engine.parameter import Parameter
 from hvd_deepreduce.engine.state import check, from_bytes, to_bytes
@@ -46,12 +47,12 @@ def test_a_state_of_this_rank():
     misaligned = np.frombuffer(b"x" + A.tobytes(), np.float32, offset=1)
     strided = np.stack([A, A], 1)[:, 0]
     for given in (A, A.reshape(20, 30), np.asfortranarray(A.reshape(20, 30)), strided, misaligned):
-        steps, residuals = check(MappingProxyType({**with_residual(given), "more": 1}), PARAMETERS, 1, 2)
+        steps, residuals = check(MappingProxyType({**with_residual(given), "more": 1}), PARAMETERS, 1, 2, Residual())
         assert steps == state()["steps"] and set(residuals) == {"a", "b", "open"}
         assert np.array_equal(residuals["a"], A) and residuals["a"].flags.c_contiguous and residuals["a"].flags.aligned
-    steps, _ = check(with_step(np.int64(7)), PARAMETERS, np.int64(1), 2)
+    steps, _ = check(with_step(np.int64(7)), PARAMETERS, np.int64(1), 2, Residual())
     assert type(steps["a"]) is int and steps["a"] == 7
-    assert check(with_residual(np.ones((3, 4), "f4"), "open"), PARAMETERS, 1, 2)[1]["open"].shape == (12,)
+    assert check(with_residual(np.ones((3, 4), "f4"), "open"), PARAMETERS, 1, 2, Residual())[1]["open"].shape == (12,)
 
 
 def broken_array(position, value):
@@ -93,14 +94,24 @@ BAD = {
     "the residual of a contains NaN or infinity": with_residual(broken_array(599, np.nan)),
     "residual of a contains NaN or infinity, which would be sent": with_residual(broken_array(0, -np.inf)),
     "the residual of b contains NaN or infinity": with_residual(np.array([np.inf]), "b"),
+    "the memory of the state is 7; it must be one of residual, dgc, scaled_momentum": state(memory=7),
+    "the memory of the state is 'no one'; it must be one of": state(memory="no one"),
+    "saved with memory 'scaled_momentum', and this job has 'residual'. One keeps": state(memory="scaled_momentum"),
 }
 
 
 @pytest.mark.parametrize("message", BAD)
 def test_what_is_no_state_of_this_rank(message):
     with pytest.raises(ValueError, match=message) as error:
-        check(BAD[message], PARAMETERS, 1, 2)
+        check(BAD[message], PARAMETERS, 1, 2, Residual())
     assert len(str(error.value)) < 600
+
+
+def test_memories_that_keep_the_same():
+    """A velocity starts at zero, and where nothing is kept there is nothing to misunderstand."""
+    assert check(state(memory="dgc"), PARAMETERS, 1, 2, Residual())[1]
+    assert check(state(memory="scaled_momentum"), PARAMETERS, 1, 2, ScaledMomentum())[1]
+    assert not check(state(memory="scaled_momentum", residuals={}), PARAMETERS, 1, 2, Residual())[1]
 
 
 def test_a_state_that_fails_at_its_end_changes_nothing(monkeypatch):
@@ -149,7 +160,7 @@ def test_a_file_of_numpy_alone_is_the_same_state():
     file = io.BytesIO()
     text = json.dumps({**state(), "residuals": ["a"]}).encode()
     np.savez(file, **{"state": np.frombuffer(text, np.uint8), "0": A})
-    assert np.array_equal(check(from_bytes(file.getvalue()), PARAMETERS, 1, 2)[1]["a"], A)
+    assert np.array_equal(check(from_bytes(file.getvalue()), PARAMETERS, 1, 2, Residual())[1]["a"], A)
 
 
 def npz(*members, compression=zipfile.ZIP_STORED):
@@ -251,7 +262,7 @@ def test_altered_files():
         try:
             read = from_bytes(bytes(data))
             assert isinstance(read, Mapping)
-            check(read, PARAMETERS, 1, 2)
+            check(read, PARAMETERS, 1, 2, Residual())
         except ValueError:
             refused += 1
     assert refused > 2000
