@@ -328,6 +328,10 @@ def a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes():
                 torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
             again.run(3, 6).check_same()
             assert replicas != 2 or all(map(torch.equal, again.shards(), final))
+    other = Job({**LOSSY, "scope": "bucket"})
+    with pytest.raises(ValueError, match="saved with memory 'scaled_momentum', and this job has 'residual'"):
+        dcp.load({"compression": checkpointed(other.replicas, folder)}, checkpoint_id=folder)
+    other.run(1).check_same()
 
 
 @case
