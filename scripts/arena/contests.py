@@ -324,7 +324,7 @@ def delayed() -> Contest:
     }
     claims = (Claim("late", "at once", 0.01), Claim("late, in parts", "at once", 0.01))
     return Contest(
-        "LocalSGD with a delay, AdamW, 4 workers", "gpt", 4, 2000, 500, 8, methods, claims, again=("lr", "decay")
+        "LocalSGD with a delay, AdamW, 4 workers", "gpt", 4, 2000, 500, 12, methods, claims, again=("lr", "decay")
     )
 
 
@@ -461,7 +461,7 @@ def sgd_lstm() -> Contest:
         Claim("ours 3.8%", "powersgd 4", 0.0), Claim("ours 1.9%", "powersgd 4", 0.0),
         Claim("ours 1.4%", "powersgd 1", 0.0),
     )  # fmt: skip
-    return Contest("SGD with momentum, an LSTM, 4 workers", "lstm", 4, 1000, 250, 12, methods, claims)
+    return Contest("SGD with momentum, an LSTM, 4 workers", "lstm", 4, 1000, 250, 20, methods, claims)
 
 
 def sgd_digits() -> Contest:

@@ -57,6 +57,12 @@ def span(values: list[float], form: str) -> str:
     return f"{mean(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
+def result(contest: Contest, one: Campaign) -> str:
+    """The mean loss or accuracy of the seeds."""
+    score = mean(map(contest.score, one.runs))
+    return f"{100 - score:.2f}%" if contest.unit == "points" else f"{score:.4f}"
+
+
 def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
     """A row for each method whose optimum is inside its grid."""
     reference, rows = contest.reference, []
@@ -65,15 +71,13 @@ def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
             continue
         one = found[name]
         gap = gaps(contest, found, name, reference) if reference in found else []
-        result = mean(map(contest.score, one.runs))
         volume = one.runs[0].get("volume")
         sent = f"{share(one):.3%}"
         if method.published_bits:
             published = method.published_share(one.runs[0]["settings"], contest.workers)
             sent += f" ({published:.3%} with {method.published_bits} bits an element, as published)"
         rows.append([
-            method.words, sent, volume and f"{volume:.3%}",
-            f"{100 - result:.2f}%" if contest.unit == "points" else f"{result:.4f}",
+            method.words, sent, volume and f"{volume:.3%}", result(contest, one),
             span(gap, FORM[contest.unit]) if gap else "",
             ", ".join(f"{knob.rpartition('.')[2]} {value:g}" for knob, value in one.best.items()),
         ])  # fmt: skip
@@ -169,23 +173,28 @@ def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: floa
 
 
 def write_overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, Campaign]]) -> None:
-    """Writes the table of all contests under AdamW and Muon to docs/which_preset.md."""
-    rows = []
-    for name, contest in contests.items():
-        if not contest.job.startswith("gpt") or contest.reference not in found[name]:
-            continue
-        for method, one in found[name].items():
-            if not one.at_edge:
-                gap = gaps(contest, found[name], method, contest.reference)
-                loss = mean(map(contest.score, one.runs))
-                words = contest.methods[method].words
-                rows.append([contest.title, words, f"{share(one):.2%}", f"{loss:.3f}", f"{mean(gap):+.3f}"])
-    body = (
-        "A GPT of 0.6 M parameters where no other size is given, each method at the best of its settings that the "
-        "arena found; means of the seeds ([arena.md](results/arena.md) has the spreads and the settings). Gaps are in "
-        "nats, to dense of the same contest.\n\n"
-    ) + doc_sections.table(["contest", "what is sent", "bytes / dense", "loss", "gap"], rows)
-    doc_sections.write(OVERVIEW, "arena", "Under AdamW, tuned", body)
+    """Writes the tables of the contests under AdamW and Muon, and under SGD, to docs/which_preset.md."""
+    means = (
+        "each method at the best of its settings that the arena found; means of the seeds "
+        "([arena.md](results/arena.md) has the spreads and the settings). Gaps are to dense of the same contest, "
+        "positive where a method is worse, in "
+    )
+    gpt = {name: one for name, one in contests.items() if one.job.startswith("gpt")}
+    sgd = {name: one for name, one in contests.items() if name.startswith("sgd-")}
+    for section, title, words, chosen in (
+        ("arena", "Under AdamW, tuned", f"A GPT of 0.6 M parameters where no other size is given, {means}nats.", gpt),
+        ("arena sgd", "Under SGD with momentum, tuned", f"In each step, {means}nats or points.", sgd),
+    ):
+        rows = []
+        for name, contest in chosen.items():
+            for method, one in found[name].items() if contest.reference in found[name] else ():
+                if not one.at_edge:
+                    gap = mean(gaps(contest, found[name], method, contest.reference))
+                    said = [contest.title, contest.methods[method].words, f"{share(one):.2%}", result(contest, one)]
+                    rows.append([*said, f"{gap:{FORM[contest.unit]}}"])
+        if rows:
+            table = doc_sections.table(["contest", "what is sent", "bytes / dense", "loss or accuracy", "gap"], rows)
+            doc_sections.write(OVERVIEW, section, title, f"{words}\n\n{table}")
 
 
 def write(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> None:

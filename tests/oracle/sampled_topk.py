@@ -18,7 +18,7 @@ def select(
     numel = values.size
     if numel == 0:
         return np.empty(0, np.uint32), values
-    size = min(numel, max(share(sample, numel), math.ceil(64 / density)))
+    size = max(share(sample, numel), math.ceil(min(numel, 64 / density)))
     magnitudes = sorted((abs(values[i]) for i in indices_of(numel, size, *key)), reverse=True)
     least = float(magnitudes[share(density, size) - 1])
     indices, kept = threshold.select(values, least)

@@ -69,7 +69,7 @@ USUAL = [
     Threshold(threshold=0.5), TopKCapped(cap=1), TopKCapped(cap=100), NonZero(), All(),
     *(BlockTopK(density=d, block=b, norm=n) for d in (0.01, 0.3, 1) for b in (1, 7, 64, 2**31) for n in ("l2", "l1")),
     *(ChunkTopK(density=density, chunk=chunk) for density in (0.01, 0.3, 1) for chunk in (1, 7, 64, 65536)),
-    SampledTopK(), SampledTopK(density=0.5, excess=1), SampledTopK(density=1.0),
+    SampledTopK(), SampledTopK(density=0.5, excess=1), SampledTopK(density=1.0), SampledTopK(density=5e-324),
 ]  # fmt: skip
 LARGE = [
     Threshold(threshold=2.5), TopKCapped(cap=30_000), NonZero(), All(), BlockTopK(density=0.3, block=64),

@@ -40,7 +40,7 @@ class SampledTopK(Sparsifier):
     def select(self, dense: Floats, gradient: Floats | None, key: RngKey, threads: int) -> tuple[U32, Floats]:
         if dense.size == 0:
             return arrays.zeros(0, np.uint32, dense), dense.copy()
-        samples = min(dense.size, max(kept_of(self.sample, dense.size), math.ceil(LEAST_KEPT / self.density)))
+        samples = max(kept_of(self.sample, dense.size), math.ceil(min(dense.size, LEAST_KEPT / self.density)))
         at = random.indices(dense.size, samples, *key[:3], dense)
         sampled = arrays.gather(dense, at)
         if gradient is not None:
