@@ -28,12 +28,12 @@ Losses and bytes of published methods and of ours. `python scripts/arena/arena.p
 process; there are no times.
 
 Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on a seed that
-is not reported, with short trainings; the learning rate, and with a delay the decay of the residual, is then searched
-once more with whole trainings. A method whose best setting is at the edge of its grid has no row. `bytes / dense` is
-what the busiest worker sends, relative to a float32 ring in each step. A gap is to the first row's result with the same
-seed, in nats of loss or in points of accuracy, and positive where the method is worse; in brackets, the least and the
-greatest of the seeds. Ours are in bold. A density is computed from its budget before a training: bytes up to 2% above a
-budget are at it.
+is not reported, with short trainings; some knobs, most often the learning rate alone, are then searched once more with
+whole trainings. A method whose best setting is at the edge of its grid has no row. `bytes / dense` is what the busiest
+worker sends, relative to a float32 ring in each step. A gap is to the first row's result with the same seed, in nats of
+loss or in points of accuracy, and positive where the method is worse; in brackets, the least and the greatest of the
+seeds. Ours are in bold. A density is computed from its budget before a training: bytes up to 2% above a budget are at
+it.
 
 The budget of all contests is 40 hours of one core: 8 for methods that exchange in each step under AdamW (2 and 4
 workers), 20 for local steps under AdamW and Muon (8 workers, the best three with 16, one confirmation with a larger
@@ -156,13 +156,17 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
 def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> str:
     """The section of a contest, which has taken so many hours of a core."""
     seeds = "one seed" if len(contest.seeds) == 1 else f"{len(contest.seeds)} seeds"
-    taken = f" of {' and '.join(contest.again)}; other settings are those of `{contest.settings_of}`"
+    knobs = " and ".join(contest.again)
+    if contest.settings_of:
+        searched = f" of {knobs}; other settings are those of `{contest.settings_of}`"
+    else:
+        searched = f", and at most as many whole trainings search {knobs} once more"
     container = (
         "`container / dense` is the size of a worker's container, the mean over the rounds, relative to float32."
     )
     about = (
         f"The job `{contest.job}` with {contest.workers} workers, {contest.steps:,} steps, {seeds}; the trials have "
-        f"{contest.short:,} steps, {contest.trials} for each method{taken if contest.settings_of else ''}. All of its "
+        f"{contest.short:,} steps, {contest.trials} for each method{searched}. All of its "
         f"trainings so far have taken {hours:.1f} hours of one core."
         + (f" {container}" if contest.unit == "points" else "")
     )
@@ -170,6 +174,20 @@ def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: floa
     parts += [table(contest, found), refused(contest, found)]
     parts.append("\n".join(verdict(contest, found, claim) for claim in contest.claims) or None)
     return "\n\n".join(part for part in parts if part)
+
+
+def overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, Campaign]]) -> str:
+    """A row for each method of several contests, as far as their references are through."""
+    rows = []
+    for name, contest in contests.items():
+        if contest.reference not in found[name]:
+            continue
+        for method, one in found[name].items():
+            if not one.at_edge:
+                gap = mean(gaps(contest, found[name], method, contest.reference))
+                said = [contest.title, contest.methods[method].words, f"{share(one):.2%}", result(contest, one)]
+                rows.append([*said, f"{gap:{FORM[contest.unit]}}"])
+    return doc_sections.table(["contest", "what is sent", "bytes / dense", "loss or accuracy", "gap"], rows)
 
 
 def write_overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, Campaign]]) -> None:
@@ -181,20 +199,10 @@ def write_overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[
     )
     gpt = {name: one for name, one in contests.items() if one.job.startswith("gpt")}
     sgd = {name: one for name, one in contests.items() if name.startswith("sgd-")}
-    for section, title, words, chosen in (
-        ("arena", "Under AdamW, tuned", f"A GPT of 0.6 M parameters where no other size is given, {means}nats.", gpt),
-        ("arena sgd", "Under SGD with momentum, tuned", f"In each step, {means}nats or points.", sgd),
-    ):
-        rows = []
-        for name, contest in chosen.items():
-            for method, one in found[name].items() if contest.reference in found[name] else ():
-                if not one.at_edge:
-                    gap = mean(gaps(contest, found[name], method, contest.reference))
-                    said = [contest.title, contest.methods[method].words, f"{share(one):.2%}", result(contest, one)]
-                    rows.append([*said, f"{gap:{FORM[contest.unit]}}"])
-        if rows:
-            table = doc_sections.table(["contest", "what is sent", "bytes / dense", "loss or accuracy", "gap"], rows)
-            doc_sections.write(OVERVIEW, section, title, f"{words}\n\n{table}")
+    words = f"A GPT of 0.6 M parameters where no other size is given, {means}nats."
+    doc_sections.write(OVERVIEW, "arena", "Under AdamW, tuned", f"{words}\n\n{overview(gpt, found)}")
+    words = f"In each step, {means}nats or points."
+    doc_sections.write(OVERVIEW, "arena sgd", "Under SGD with momentum, tuned", f"{words}\n\n{overview(sgd, found)}")
 
 
 def write(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> None:
