@@ -56,11 +56,20 @@ struct Kept {
     }
 };
 
-static const u64 BLOCK = 4096;   // elements between two checks of the room that is left
+static const u64 BLOCK = 16384;  // elements between two checks of the room that is left
 static const u64 RUN = 1 << 20;  // no thread is started for fewer elements
 
 // Where a pass writes the sums: over the residual or elsewhere in the cache, or past the cache.
 enum class Stores { CACHED, STREAMED };
+
+// Bytes from what a pass reads to what it prefetches: a page, since the processor's own prefetching ends with each page
+// of 4 KiB, and the address of the next one has to be looked up.
+static const u64 AHEAD = 4096;
+
+// Prefetches what the pass will read when it comes to `at`. An address that is past the end does no harm.
+static inline void prefetch_ahead(const float* at) {
+    __builtin_prefetch((const char*)((uintptr_t)at + AHEAD), 0);
+}
 
 // The pass over `size` elements, of which the first has the index `first`: out = dense + grad (unless grad is null), then
 // the elements with at least `least` magnitude bits go to `kept`, which has room for `size` more.
@@ -93,7 +102,9 @@ __attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx
     u64 count = kept.count;
     for (; i + 16 <= size; i += 16) {
         __m512 x = _mm512_loadu_ps(dense + i);
+        prefetch_ahead(dense + i);
         if (grad) {
+            prefetch_ahead(grad + i);
             // As `accumulated`: the smaller magnitude of the two, with the sign of the sum.
             x = _mm512_range_ps(_mm512_add_ps(x, _mm512_loadu_ps(grad + i)), _mm512_set1_ps(FLT_MAX), 2);
             if (stores == Stores::STREAMED) _mm512_stream_ps(out + i, x);
@@ -112,16 +123,11 @@ __attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx
 }
 
 // Eight elements of the pass.
-template <Stores stores>
-__attribute__((target("avx2"))) static inline __m256 eight_sums(const float* dense, const float* grad, float* out,
-                                                                u64 i) {
+__attribute__((target("avx2"))) static inline __m256 eight_sums(const float* dense, const float* grad, u64 i) {
     __m256 x = _mm256_loadu_ps(dense + i);
     if (!grad) return x;
     x = _mm256_min_ps(_mm256_add_ps(x, _mm256_loadu_ps(grad + i)), _mm256_set1_ps(FLT_MAX));
-    x = _mm256_max_ps(x, _mm256_set1_ps(-FLT_MAX));
-    if (stores == Stores::STREAMED) _mm256_stream_ps(out + i, x);
-    else _mm256_storeu_ps(out + i, x);
-    return x;
+    return _mm256_max_ps(x, _mm256_set1_ps(-FLT_MAX));
 }
 
 // AVX2 has no compress instruction, so the mask of two vectors, which are a cache line, is read bit by bit.
@@ -135,11 +141,18 @@ __attribute__((target("avx2,popcnt,bmi"))) static void pass_avx2(const float* de
     pass_portable(dense, grad, out, first, i, least, kept);
     u64 count = kept.count;
     for (; i + 16 <= size; i += 16) {
-        const __m256 low = eight_sums<stores>(dense, grad, out, i), high = eight_sums<stores>(dense, grad, out, i + 8);
+        prefetch_ahead(dense + i);
+        if (grad) prefetch_ahead(grad + i);
+        const __m256 low = eight_sums(dense, grad, i), high = eight_sums(dense, grad, i + 8);
         const __m256i over_low = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(low), sign_off), below);
         const __m256i over_high = _mm256_cmpgt_epi32(_mm256_and_si256(_mm256_castps_si256(high), sign_off), below);
         u32 take = (u32)_mm256_movemask_ps(_mm256_castsi256_ps(over_low)) |
                    (u32)_mm256_movemask_ps(_mm256_castsi256_ps(over_high)) << 8;
+        if (grad && stores == Stores::STREAMED) {
+            _mm256_stream_ps(out + i, low), _mm256_stream_ps(out + i + 8, high);
+        } else if (grad) {
+            _mm256_storeu_ps(out + i, low), _mm256_storeu_ps(out + i + 8, high);
+        }
         if (take) {  // the values are not read from `out`, which a streaming store may not have reached
             alignas(32) float both[16];
             _mm256_store_ps(both, low), _mm256_store_ps(both + 8, high);
@@ -218,48 +231,69 @@ static void collect(const T* dense, const Pieces<T>& grads, T* out, u64 n, Bits 
 template <class T, class Bits>
 static Bits sampled_bits(const T* dense, const Pieces<T>& grads, u64 n, u64 k, double margin) {
     // A sample costs about twice as much as an unneeded candidate; this number makes the sum of both costs least.
-    const u64 best = (u64)std::pow(1.25 * std::sqrt((double)n * (double)k), 2.0 / 3.0);
+    const u64 best = (u64)std::pow(0.75 * std::sqrt((double)n * (double)k), 2.0 / 3.0);
     const u64 samples = std::min<u64>(n / 8, std::max<u64>(best, 512));
     if (samples < 512) return 0;
     const double expected = (double)k * (double)samples / (double)n;
     const u64 rank = (u64)(expected + margin * std::max(std::sqrt(expected), 2.0));
     if (rank >= samples) return 0;
-    std::vector<Bits> bits(samples);
-    u64 piece = 0;
-    for (u64 i = 0; i < samples; ++i) {
+    // Each sample is of a cache line, and a page, of its own, so it is prefetched long before it is read.
+    const u64 ahead = 32;
+    const auto place = [=](u64 i) {
         const u64 first = n * i / samples, next = n * (i + 1) / samples;
-        const u64 at = first + fmix32((u32)i) % (next - first);
-        T x = dense[at];
-        if (grads.count) each_piece(grads, piece, at, at + 1, [&](const T* grad, u64, u64) { x = accumulated(x, *grad); });
-        bits[i] = magnitude_bits(x);
+        return first + fmix32((u32)i) % (next - first);
+    };
+    std::vector<Bits> bits(samples);
+    u64 piece = 0, soon = 0, places[ahead];
+    for (u64 i = 0; i < samples + ahead; ++i) {
+        if (i >= ahead) {
+            const u64 at = places[i % ahead];
+            T x = dense[at];
+            if (grads.count)
+                each_piece(grads, piece, at, at + 1, [&](const T* grad, u64, u64) { x = accumulated(x, *grad); });
+            bits[i - ahead] = magnitude_bits(x);
+        }
+        if (i < samples) {
+            const u64 at = places[i % ahead] = place(i);
+            __builtin_prefetch(dense + at);
+            if (grads.count) each_piece(grads, soon, at, at + 1, [](const T* grad, u64, u64) { __builtin_prefetch(grad); });
+        }
     }
     std::nth_element(bits.begin(), bits.begin() + (i64)rank, bits.end(), std::greater<Bits>());
     return bits[rank];
 }
 
-// The bits of the k-th largest magnitude (k >= 1), found by counting digits of eleven bits from the top. *above: how
-// many magnitudes are larger.
+// The bits of the k-th largest magnitude (k >= 1) and, in *above, how many magnitudes are larger. The range that they are
+// in is divided into 2048 parts, and these are counted; then the part with the k-th is divided, until a part is one
+// magnitude. (Digits from the top would do less: all candidates have about the same exponent, and counting in few places
+// waits for the count before.)
 template <class T, class Bits>
 static Bits kth_largest(const Selection<T>& from, u64 k, u64* above) {
-    const int top = sizeof(Bits) * 8 - 1, digit = 11;
-    Bits prefix = 0, known = 0;
-    u64 larger = 0;
-    for (int shift = top - digit; known != (~(Bits)0 >> 1); shift = std::max(shift - digit, 0)) {
-        // The bits of this digit: at most eleven, below the known ones.
-        const Bits open = (~(Bits)0 >> 1) & ~known & (~(Bits)0 << shift);
-        std::vector<u64> counts((size_t)(open >> shift) + 1);
+    const int digit = 11;
+    Bits low = ~(Bits)0, high = 0;
+    for (const auto& run : from.runs)
+        for (u64 i = 0; i < run.count; ++i) {
+            const Bits bits = magnitude_bits(run.values[i]);
+            low = std::min(low, bits), high = std::max(high, bits);
+        }
+    std::vector<u64> counts((size_t)1 << digit);
+    *above = 0;
+    while (low != high) {
+        const Bits range = high - low;
+        int shift = 0;
+        while (range >> shift >> digit) ++shift;
+        std::fill(counts.begin(), counts.end(), 0);
         for (const auto& run : from.runs)
             for (u64 i = 0; i < run.count; ++i) {
-                const Bits bits = magnitude_bits(run.values[i]);
-                if ((bits & known) == prefix) ++counts[(size_t)((bits & open) >> shift)];
+                const Bits from_low = magnitude_bits(run.values[i]) - low;
+                if (from_low <= range) ++counts[(size_t)(from_low >> shift)];
             }
-        u64 d = counts.size() - 1;
-        for (; larger + counts[d] < k; --d) larger += counts[d];
-        prefix |= (Bits)d << shift;
-        known |= open;
+        Bits part = range >> shift;
+        for (; *above + counts[(size_t)part] < k; --part) *above += counts[(size_t)part];
+        low += part << shift;
+        high = std::min<Bits>(high, low + (((Bits)1 << shift) - 1));
     }
-    *above = larger;
-    return prefix;
+    return low;
 }
 
 // Copies the k largest of `from` to the caller's arrays, in index order; of equal magnitudes those of lower index.
@@ -271,11 +305,10 @@ static void take_largest(const Selection<T>& from, u64 k, u32* indices, T* value
     for (const auto& run : from.runs)
         for (u64 i = 0; i < run.count && count < k; ++i) {
             const Bits bits = magnitude_bits(run.values[i]);
-            const bool tie = bits == least && ties > 0;
             indices[count] = run.indices[i];
             values[count] = run.values[i];
-            count += (u64)(bits > least || tie);
-            ties -= tie;
+            count += (u64)(bits > least);
+            if (bits == least && ties) --ties, ++count;
         }
 }
 
@@ -316,7 +349,7 @@ static i64 topk(const T* dense, Pieces<T> grads, T* out, u64 n, u64 k, bool fini
             if (grads.count) collect<T, Bits>(dense, grads, out, n, ~(Bits)0 >> 1, 0, threads, candidates);
             return 0;
         }
-        for (double margin = 5.0;; margin *= 8.0) {
+        for (double margin = 3.0;; margin *= 8.0) {
             // At least the bits of the smallest denormal, so that zeros are never candidates. By the bits, since denormals
             // compare equal to 0 if the caller's thread flushes them.
             const Bits least = std::max<Bits>(sampled_bits<T, Bits>(dense, grads, n, k, margin), 1);
