@@ -50,31 +50,44 @@ struct Part {
 };
 
 #ifdef DR_X86
-// scale * four floats, or two doubles, to `out` past the cache; zeros in their place.
-static inline void move_out(float* out, float* sums, float scale) {
-    _mm_stream_ps(out, _mm_mul_ps(_mm_loadu_ps(sums), _mm_set1_ps(scale)));
-    _mm_storeu_ps(sums, _mm_setzero_ps());
+__attribute__((target("avx2"))) static inline __m256i scaled(const float* x, float scale) {
+    return _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(scale)));
 }
-static inline void move_out(double* out, double* sums, double scale) {
-    _mm_stream_pd(out, _mm_mul_pd(_mm_loadu_pd(sums), _mm_set1_pd(scale)));
-    _mm_storeu_pd(sums, _mm_setzero_pd());
+__attribute__((target("avx2"))) static inline __m256i scaled(const double* x, double scale) {
+    return _mm256_castpd_si256(_mm256_mul_pd(_mm256_loadu_pd(x), _mm256_set1_pd(scale)));
+}
+
+// Whole lines of move_out; `out` begins with one. Returns how many elements it has moved.
+template <bool of_one, class T>
+__attribute__((target("avx2"))) static u64 move_lines(T* out, T* sums, u64 size, T scale) {
+    const u64 half = 32 / sizeof(T);
+    u64 i = 0;
+    for (; i + 2 * half <= size; i += 2 * half)
+        for (u64 j = i; j < i + 2 * half; j += half) {
+            const __m256i x = of_one ? _mm256_loadu_si256((const __m256i*)(sums + j)) : scaled(sums + j, scale);
+            _mm256_stream_si256((__m256i*)(out + j), x);
+            _mm256_storeu_si256((__m256i*)(sums + j), _mm256_setzero_si256());
+        }
+    return i;
 }
 #endif
 
-// out = scale * sums, past the cache, and sums = 0.
+// out = scale * sums, past the cache, and sums = 0. By 1 is not multiplied: the caller's thread may flush denormals.
 template <class T>
 static void move_out(T* out, T* sums, u64 size, T scale) {
-    if (scale == (T)1) {  // not multiplied: the caller's thread may flush denormals
-        stream_copy(out, sums, size * sizeof(T));
-        std::memset(sums, 0, size * sizeof(T));
-        return;
-    }
+    const bool of_one = scale == (T)1;
+    const auto move = [&](u64 begin, u64 end) {
+        for (u64 i = begin; i < end; ++i) out[i] = of_one ? sums[i] : sums[i] * scale, sums[i] = 0;
+    };
     u64 i = 0;
 #ifdef DR_X86
-    for (; i < size && ((uintptr_t)(out + i) & 15); ++i) out[i] = sums[i] * scale, sums[i] = 0;
-    for (const u64 lanes = 16 / sizeof(T); i + lanes <= size; i += lanes) move_out(out + i, sums + i, scale);
+    if (dr_vector_level() >= 1) {
+        i = std::min(before_line(out), size);
+        move(0, i);
+        i += (of_one ? move_lines<true, T> : move_lines<false, T>)(out + i, sums + i, size - i, scale);
+    }
 #endif
-    for (; i < size; ++i) out[i] = sums[i] * scale, sums[i] = 0;
+    move(i, size);
 }
 
 template <class T>
@@ -95,8 +108,8 @@ static void sum_run(T* out, u64 begin, u64 end, const Part<T>* parts, int count,
         }
         at[(size_t)p] = low;
     }
-    for (u64 first = begin; first < end; first += block) {
-        const u64 size = first + block < end ? block : end - first;
+    for (u64 first = begin, size; first < end; first += size) {
+        size = std::min(block - past_line(out + first), end - first);
         for (int p = 0; p < count; ++p) {
             const Part<T>& part = parts[p];
             if (part.indices) {

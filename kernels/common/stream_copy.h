@@ -9,6 +9,13 @@
 
 static const u64 STREAMED = 256 << 10;  // bytes from which on an array is not written through the cache
 
+// Stores that bypass the cache are fast for whole lines. Where blocks of an array meet within a line, a processor that
+// has to write to it both ways waits for memory, so blocks end with lines.
+template <class T>
+inline u64 before_line(const T* at) { return ((u64)-(uintptr_t)at & 63) / sizeof(T); }  // elements up to the next line
+template <class T>
+inline u64 past_line(const T* at) { return ((uintptr_t)at & 63) / sizeof(T); }  // elements since the last line's end
+
 // Copies with stores that bypass the cache, so that dst is not read into the cache before it is written.
 inline void stream_copy(void* dst, const void* src, u64 bytes) {
 #ifdef DR_X86

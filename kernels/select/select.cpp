@@ -87,17 +87,12 @@ static void pass_portable(const T* dense, const T* grad, T* out, u64 first, u64 
 }
 
 #ifdef DR_X86
-// How many elements come before the next boundary of a cache line, at which a streaming store may begin.
-static inline u64 before_line(const float* out, u64 size) {
-    return std::min<u64>((u64)(-(uintptr_t)out & 63) / sizeof(float), size);
-}
-
 template <Stores stores>
 __attribute__((target("avx512f,avx512vl,avx512dq,popcnt"))) static void pass_avx512(
     const float* dense, const float* grad, float* out, u64 first, u64 size, u32 least, Kept<float>& kept) {
     const __m512i sign_off = _mm512_set1_epi32(0x7FFFFFFF), limit = _mm512_set1_epi32((int)least);
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    u64 i = stores == Stores::STREAMED ? before_line(out, size) : 0;
+    u64 i = stores == Stores::STREAMED ? std::min(before_line(out), size) : 0;
     pass_portable(dense, grad, out, first, i, least, kept);
     u64 count = kept.count;
     for (; i + 16 <= size; i += 16) {
@@ -137,7 +132,7 @@ __attribute__((target("avx2,popcnt,bmi"))) static void pass_avx2(const float* de
     const __m256i sign_off = _mm256_set1_epi32(0x7FFFFFFF);
     // Magnitude bits have 31 bits, so a signed comparison with least - 1 gives the same result.
     const __m256i below = _mm256_set1_epi32((int)least - 1);
-    u64 i = stores == Stores::STREAMED ? before_line(out, size) : 0;
+    u64 i = stores == Stores::STREAMED ? std::min(before_line(out), size) : 0;
     pass_portable(dense, grad, out, first, i, least, kept);
     u64 count = kept.count;
     for (; i + 16 <= size; i += 16) {
@@ -210,8 +205,8 @@ static void collect(const T* dense, const Pieces<T>& grads, T* out, u64 n, Bits 
         Kept<T>& kept = found.runs[(size_t)thread];
         kept.reserve(expected / found.runs.size());  // arrays that grow are copied
         u64 piece = 0;
-        for (u64 block = begin; block < end; block += BLOCK) {
-            const u64 stop = std::min(block + BLOCK, end);
+        for (u64 block = begin, stop; block < end; block = stop) {
+            stop = std::min(block + BLOCK - past_line(out + block), end);
             kept.reserve(stop - block);
             const auto pass = [&](const T* grad, u64 i, u64 j) {
                 if (streamed) pass_run<Stores::STREAMED>(dense + i, grad, out + i, i, j - i, least, kept);
