@@ -119,8 +119,8 @@ def test_sums_equal_the_oracle(data, ranks, dtype, scale):
         values = rng.standard_normal(numel if indices is None else indices.size)
         parts.append((indices, values.astype(rng.choice([np.float32, dtype]))))
         magnitudes[slice(None) if indices is None else indices] += np.abs(values)
-    room = np.full(numel + 9, 7, dtype)
-    offset = data.draw(st.integers(0, 4))  # an output that begins anywhere within a vector
+    room = np.full(numel + 21, 7, dtype)
+    offset = data.draw(st.integers(0, 16))  # an output that begins anywhere within a cache line
     out = room[offset : offset + numel]
     arrays.sum_into(out, parts, scale, data.draw(st.integers(1, 3)))
     slack = np.finfo(dtype).eps * (ranks + 1) * magnitudes

@@ -54,8 +54,18 @@ DR_AVX512 static u64 unpack_avx512(const u8* in, u64 bytes, u64 count, u32 width
     return i;
 }
 
-// Eight uint8 at a time, with the instructions that gather (pext) and scatter (pdep) bits.
-__attribute__((target("bmi2"))) static u64 pack_avx512(const u8* values, u64 count, u32 width, u8* out) {
+// Whether the instructions that gather (pext) and scatter (pdep) bits are fast: the first AMD processors that have them
+// take a hundred times as long.
+static bool gathers_bits() {
+    static const bool fast = [] {
+        __builtin_cpu_init();
+        return __builtin_cpu_supports("bmi2") && !__builtin_cpu_is("amdfam15h") && !__builtin_cpu_is("amdfam17h");
+    }();
+    return fast && dr_vector_level() >= 1;
+}
+
+// Eight uint8 at a time.
+__attribute__((target("bmi2"))) static u64 pack_bmi2(const u8* values, u64 count, u32 width, u8* out) {
     const u64 mask = 0x0101010101010101 * ((1u << width) - 1);
     u64 i = 0;
     for (; i + 8 + 128 <= count; i += 8) {
@@ -65,7 +75,7 @@ __attribute__((target("bmi2"))) static u64 pack_avx512(const u8* values, u64 cou
     return i;
 }
 
-__attribute__((target("bmi2"))) static u64 unpack_avx512(const u8* in, u64 bytes, u64 count, u32 width, u8* values) {
+__attribute__((target("bmi2"))) static u64 unpack_bmi2(const u8* in, u64 bytes, u64 count, u32 width, u8* values) {
     const u64 mask = 0x0101010101010101 * ((1u << width) - 1);
     u64 i = 0;
     for (; i + 8 <= count && i / 8 * width + 8 <= bytes; i += 8) {
@@ -73,6 +83,19 @@ __attribute__((target("bmi2"))) static u64 unpack_avx512(const u8* in, u64 bytes
         std::memcpy(values + i, &fields, 8);
     }
     return i;
+}
+
+static u64 pack_vector(const u32* values, u64 count, u32 width, u8* out) {
+    return dr_vector_level() == 2 ? pack_avx512(values, count, width, out) : 0;
+}
+static u64 pack_vector(const u8* values, u64 count, u32 width, u8* out) {
+    return gathers_bits() ? pack_bmi2(values, count, width, out) : 0;
+}
+static u64 unpack_vector(const u8* in, u64 bytes, u64 count, u32 width, u32* values) {
+    return dr_vector_level() == 2 ? unpack_avx512(in, bytes, count, width, values) : 0;
+}
+static u64 unpack_vector(const u8* in, u64 bytes, u64 count, u32 width, u8* values) {
+    return gathers_bits() ? unpack_bmi2(in, bytes, count, width, values) : 0;
 }
 #endif
 
@@ -83,7 +106,7 @@ static void pack(const T* values, u64 count, u32 width, u8* out) {
     u64 word = 0, i = 0;
     u32 filled = 0;
 #ifdef DR_X86
-    if (dr_vector_level() == 2) i = pack_avx512(values, count, width, out);
+    i = pack_vector(values, count, width, out);
     out += i / 8 * width;
 #endif
     for (; i < count; ++i) {
@@ -109,7 +132,7 @@ static i64 unpack(const u8* in, u64 bytes, u64 count, u32 width, T* values) {
     const u64 mask = (1ull << width) - 1;
     u64 i = 0;
 #ifdef DR_X86
-    if (dr_vector_level() == 2) i = unpack_avx512(in, bytes, count, width, values);
+    i = unpack_vector(in, bytes, count, width, values);
 #endif
     // A field of up to 57 bits is contained in the eight bytes from its first byte on.
     const u64 safe = bytes < 8 ? 0 : ((bytes - 8) * 8) / (width ? width : 1);

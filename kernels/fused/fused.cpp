@@ -7,6 +7,7 @@
 //     | checksum u32 | form u8 | count | index bytes | value bytes | Rice section | QSGD section |
 //
 // The Rice section is one of `rice` or, if Settings::blocks is 1, one of `rice_blocks`.
+#include <algorithm>
 #include <memory>
 #include <new>
 
@@ -31,7 +32,6 @@ DR_API void dr_qsgd_quantize(const float* values, u64 count, u64 bucket_size, u3
 DR_API i64 dr_qsgd_dequantize(const u8* codes, const float* norms, u64 count, u64 bucket_size, u32 s, float* values);
 DR_API void dr_pack8(const u8* values, u64 count, u32 width, u8* out);
 DR_API i64 dr_unpack8(const u8* in, u64 bytes, u64 count, u32 width, u8* values);
-DR_API void dr_subtract_f32(float* dense, const u32* indices, u64 count, const float* values);
 DR_API void dr_sum_f32(float* out, u64 n, const u64* indices, const u64* values, const u64* counts, int count,
                        double scale, int threads);
 DR_API u32 dr_checksum(const u8* bytes, u64 size, u64 kept);
@@ -176,9 +176,13 @@ DR_API i64 dr_fused_encode(const float* residual, float* out, const u64* address
         at += 4 * buckets;
         dr_pack8(codes, count, bits, at);
         at += field_bytes(count, bits);
-        if (residual) {
-            dr_qsgd_dequantize(codes, norms, count, size, levels, values);
-            dr_subtract_f32(out, indices, count, values);
+        if (residual) {  // `out` has the values, and is not read again for them
+            std::vector<float> sent(std::min(size, count));
+            for (u64 begin = 0, b = 0; begin < count; begin += size, ++b) {
+                const u64 end = run_end(begin, size, count);
+                dr_qsgd_dequantize(codes + begin, norms + b, end - begin, size, levels, sent.data());
+                for (u64 i = begin; i < end; ++i) out[indices[i]] = values[i] - sent[i - begin];
+            }
         }
         std::memset(packed, 0, 4);
         const u32 checksum = dr_checksum(packed, (u64)(at - packed), 0) + salt;

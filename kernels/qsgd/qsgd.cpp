@@ -18,20 +18,24 @@ DR_API void dr_qsgd_quantize(const float* values, u64 count, u64 bucket_size, u3
     qsgd_codes(values, count, bucket_size, s, {seed, parameter, step, rank}, norms, codes);
 }
 
+DR_CLONES static u32 values_of_run(const u8* codes, u64 count, float norm, u32 s, float* values) {
+    u32 largest = 0;
+    for (u64 i = 0; i < count; ++i) {
+        largest = codes[i] > largest ? codes[i] : largest;
+        values[i] = qsgd_value(codes[i], norm, s);
+    }
+    return largest;
+}
+
 // values[count]. ERR_VALUE if a code is above 2 s, or a norm is negative or not finite.
 DR_API i64 dr_qsgd_dequantize(const u8* codes, const float* norms, u64 count, u64 bucket_size, u32 s, float* values) {
     if (s == 0 || s > 127 || bucket_size == 0) return ERR_VALUE;
-    float table[256];
-    for (u32 code = 0; code < 256; ++code) table[code] = qsgd_value(code, 1.0f, s);
     u32 largest = 0;
     for (u64 begin = 0, b = 0; begin < count; begin += bucket_size, ++b) {
-        const u64 end = run_end(begin, bucket_size, count);
-        const float norm = norms[b];
-        if (!valid_scale(norm)) return ERR_VALUE;
-        for (u64 i = begin; i < end; ++i) {
-            largest = codes[i] > largest ? codes[i] : largest;
-            values[i] = table[codes[i]] * norm;
-        }
+        if (!valid_scale(norms[b])) return ERR_VALUE;
+        const u64 size = run_end(begin, bucket_size, count) - begin;
+        const u32 of_run = values_of_run(codes + begin, size, norms[b], s, values + begin);
+        largest = of_run > largest ? of_run : largest;
     }
     return largest > 2 * s ? (i64)ERR_VALUE : 0;
 }

@@ -96,6 +96,63 @@ DR_AVX512 static u64 decode_avx512(const u8* in, u64 bytes, const u8* parameters
     *bad = wrong || (i && *next > numel);
     return i;
 }
+
+// As decode_avx512. Within a block the number of zeros before a place is known without the places before it; only the
+// lows are summed up. If the index after a block is not above numel, no index in it is, and no lane has overflowed.
+__attribute__((target("avx2,bmi"))) static u64 decode_avx2(const u8* in, u64 bytes, const u8* parameters, u64* lows,
+                                                           u64 low_end, u64 count, u64 numel, u32* indices,
+                                                           u64* position, u64* next, bool* bad) {
+    const u32 most = 25;  // bits of a field that is in four bytes, wherever it begins
+    const u8* highs = in + low_end;
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), zero = _mm256_setzero_si256();
+    u64 i = 0, at = 0, word = 0;  // the bytes of the highs that have been read, and what is left of the last eight
+    for (; i + RICE_BLOCK <= count; i += RICE_BLOCK) {
+        const u32 b = parameters[i / RICE_BLOCK], half = b / 2;  // a byte with the fifth of eight fields
+        if (b > most || *lows + 7 * b + half + 16 > bytes) break;
+        u32 places[RICE_BLOCK];
+        for (u32 k = 0; k < RICE_BLOCK; word &= word - 1) {
+            for (; !word; at += 8) {
+                if (at + 8 > bytes - low_end) return i;
+                word = load64(highs + at);
+            }
+            places[k++] = (u32)(at * 8 - 64) + (u32)__builtin_ctzll(word);
+        }
+        // Where each lane finds its field: eight fields begin with a byte, and so do four of them after `half` bytes.
+        const __m256i bit = _mm256_mullo_epi32(lanes, _mm256_set1_epi32((int)b));
+        const __m256i halves = _mm256_setr_epi32(0, 0, 0, 0, (int)half, (int)half, (int)half, (int)half);
+        const __m256i byte = _mm256_sub_epi32(_mm256_srli_epi32(bit, 3), halves);
+        const __m256i bytes_of = _mm256_add_epi32(_mm256_mullo_epi32(byte, _mm256_set1_epi32(0x01010101)),
+                                                  _mm256_set1_epi32(0x03020100));
+        const __m256i down = _mm256_and_si256(bit, _mm256_set1_epi32(7));
+        const __m256i mask = _mm256_set1_epi32((int)((1u << b) - 1));
+        const __m128i up = _mm_cvtsi32_si128((int)b);
+        // What the places are before the block if no gap has a high bit, and what the indices are.
+        __m256i least_place = _mm256_add_epi32(lanes, _mm256_set1_epi32((int)(u32)*position));
+        __m256i least = _mm256_add_epi32(lanes, _mm256_set1_epi32((int)(u32)*next)), sum = zero;
+        for (u32 k = 0; k < RICE_BLOCK; k += 8) {
+            const u8* of_lows = in + *lows + k / 8 * b;
+            const __m256i fields = _mm256_loadu2_m128i((const __m128i*)(of_lows + half), (const __m128i*)of_lows);
+            __m256i low = _mm256_and_si256(_mm256_srlv_epi32(_mm256_shuffle_epi8(fields, bytes_of), down), mask);
+            low = _mm256_add_epi32(low, _mm256_slli_si256(low, 4));
+            low = _mm256_add_epi32(low, _mm256_slli_si256(low, 8));
+            // The sum of the lower four lanes is added to the upper ones.
+            const __m256i lower = _mm256_shuffle_epi32(_mm256_permute2x128_si256(low, low, 0x08), 0xFF);
+            sum = _mm256_add_epi32(sum, _mm256_add_epi32(low, lower));
+            const __m256i high = _mm256_sub_epi32(_mm256_loadu_si256((const __m256i*)(places + k)), least_place);
+            _mm256_storeu_si256((__m256i*)(indices + i + k),
+                                _mm256_add_epi32(_mm256_add_epi32(least, sum), _mm256_sll_epi32(high, up)));
+            sum = _mm256_permutevar8x32_epi32(sum, _mm256_set1_epi32(7));
+            least_place = _mm256_add_epi32(least_place, _mm256_set1_epi32(8));
+            least = _mm256_add_epi32(least, _mm256_set1_epi32(8));
+        }
+        const u64 end = places[RICE_BLOCK - 1] + 1ull;
+        *next += ((end - *position - RICE_BLOCK) << b) + (u32)_mm256_cvtsi256_si32(sum) + RICE_BLOCK;
+        if ((*bad = *next > numel)) return i;
+        *lows += field_bytes(RICE_BLOCK, b);
+        *position = end;
+    }
+    return i;
+}
 #endif
 
 // Writes the section for the parameters of dr_rice_blocks_plan.
@@ -145,9 +202,10 @@ DR_API i64 dr_rice_blocks_decode(const u8* in, u64 bytes, u64 count, u64 numel, 
     const u64 high_bytes = bytes - low_end;
     u64 i = 0, position = 0, next = 0;
 #ifdef DR_X86
-    if (dr_vector_level() == 2 && count >= 2 * RICE_BLOCK && high_bytes < (1ull << 32) / 8 - 8) {
-        bool bad;
-        i = decode_avx512(in, bytes, parameters, &lows, low_end, count, numel, indices, &position, &next, &bad);
+    if (dr_vector_level() >= 1 && count >= 2 * RICE_BLOCK && high_bytes < (1ull << 32) / 8 - 8) {
+        bool bad = false;
+        const auto decode = dr_vector_level() == 2 ? decode_avx512 : decode_avx2;
+        i = decode(in, bytes, parameters, &lows, low_end, count, numel, indices, &position, &next, &bad);
         if (bad) return ERR_INDEX;
     }
 #endif
