@@ -107,6 +107,16 @@ def test_a_gradient_that_is_not_contiguous_is_refused():
         PLAIN.decode([], np.zeros(20, np.float32)[::2])
 
 
+def test_memory_whose_elements_are_not_aligned_is_refused():
+    """Vector instructions would end the process."""
+    gradient, out = (np.zeros(44, np.uint8)[past : past + 40].view(np.float32) for past in (1, 2))
+    container = wire.unpack(PLAIN.encode(np.arange(10, dtype=np.float32), None, KEY))
+    for call in (lambda: PLAIN.encode(gradient, None, KEY), lambda: PLAIN.decode([container], out)):
+        with pytest.raises(ValueError, match=r"array of float32 that begins within .*: pass array.copy\(\)"):
+            call()
+    assert not out.any()
+
+
 @given(st.data(), st.integers(1, 5), st.sampled_from([np.float32, np.float64]), st.sampled_from([1.0, 0.5, 1 / 3, 0.0]))
 def test_sums_equal_the_oracle(data, ranks, dtype, scale):
     numel = data.draw(st.sampled_from([1, 16383, 16384, 16385, 50000]) if ranks < 4 else st.integers(0, 300))

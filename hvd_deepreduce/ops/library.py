@@ -44,10 +44,15 @@ _char_at = c_char.from_buffer
 def address(array: NDArray[Any]) -> int:
     """The address of a contiguous array's first element."""
     flags = array.flags
+    if flags.carray and array.size:
+        return addressof(_char_at(array.data))
     if not flags.c_contiguous:
         raise ValueError("a kernel was given an array that is not contiguous: pass numpy.ascontiguousarray(array)")
-    if flags.writeable and array.size:
-        return addressof(_char_at(array.data))
+    if not flags.aligned:
+        raise ValueError(
+            f"a kernel was given an array of {array.dtype} that begins within an element's place in memory, as a view "
+            "of bytes may: pass array.copy()"
+        )
     pointer: int = array.__array_interface__["data"][0]
     return pointer
 
@@ -59,8 +64,7 @@ class _Pointer:
     def from_param(array: NDArray[Any] | None) -> Any:
         if array is None:
             return None
-        flags = array.flags
-        if flags.writeable and flags.c_contiguous and array.size:
+        if array.flags.carray and array.size:
             return byref(_char_at(array.data))
         return c_void_p(address(array))
 
