@@ -140,14 +140,15 @@ def pipeline_alone(numel: int, gradients: Gradients, ranks: int) -> Step:
     """Encodes one vector of ``numel`` elements, and decodes and adds up the containers of all ranks."""
     pipeline = Pipeline(Config.load(PRESET), 1)
     whole = np.resize(gradients.vectors[0], numel)
-    residual, out = np.zeros_like(whole), np.empty_like(whole)
+    residual, spare, out = np.zeros_like(whole), np.zeros_like(whole), np.empty_like(whole)
     step = 0
 
     def run() -> None:
-        nonlocal step
+        nonlocal step, residual, spare
         step += 1
         key = RngKey(0, 0, step)
-        own = pipeline.encode(whole, residual, key, 2)
+        own = pipeline.encode(whole, residual, key, 2, into=spare)  # as in a job
+        residual, spare = spare, residual
         gathered = np.concatenate([own] * ranks)
         bundle.sum_into(out, gathered, ranks, [bundle.Slice(pipeline, (0, numel), key)], 1 / ranks)
 
