@@ -225,7 +225,8 @@ static void collect(const T* dense, const Pieces<T>& grads, T* out, u64 n, Bits 
 // no sample can tell (there are few elements, or k is nearly n).
 template <class T, class Bits>
 static Bits sampled_bits(const T* dense, const Pieces<T>& grads, u64 n, u64 k, double margin) {
-    // A sample costs about twice as much as an unneeded candidate; this number makes the sum of both costs least.
+    // A sample costs about twice as much as an unneeded candidate; this number makes the sum of both costs least, with a
+    // margin of three.
     const u64 best = (u64)std::pow(0.75 * std::sqrt((double)n * (double)k), 2.0 / 3.0);
     const u64 samples = std::min<u64>(n / 8, std::max<u64>(best, 512));
     if (samples < 512) return 0;
@@ -260,8 +261,8 @@ static Bits sampled_bits(const T* dense, const Pieces<T>& grads, u64 n, u64 k, d
 
 // The bits of the k-th largest magnitude (k >= 1) and, in *above, how many magnitudes are larger. The range that they are
 // in is divided into 2048 parts, and these are counted; then the part with the k-th is divided, until a part is one
-// magnitude. (Digits from the top would do less: all candidates have about the same exponent, and counting in few places
-// waits for the count before.)
+// magnitude. Counting digits from the top is slower: most candidates have the same first digit, and to count in the same
+// place again is to wait for the count before.
 template <class T, class Bits>
 static Bits kth_largest(const Selection<T>& from, u64 k, u64* above) {
     const int digit = 11;
