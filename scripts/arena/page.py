@@ -156,7 +156,7 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
 def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> str:
     """The section of a contest, which has taken so many hours of a core."""
     seeds = "one seed" if len(contest.seeds) == 1 else f"{len(contest.seeds)} seeds"
-    knobs = " and ".join(contest.again)
+    knobs = " and ".join(dict.fromkeys(knob.rpartition(".")[2] for knob in contest.again))
     if contest.settings_of:
         searched = f" of {knobs}; other settings are those of `{contest.settings_of}`"
     else:

@@ -334,7 +334,8 @@ def equal_keys(data: Data) -> Iterator[str]:
 ENDS: dict[str, str | dict[str, Any]] = {
     "Adam, float32": PUBLISHED["Adam, float32"], "SKCompress: middles": SKCOMPRESS,
     "`skcompress_mean`: means": "skcompress_mean",
-    "DGC, 10%, no momentum correction or clipping": PUBLISHED["DGC, 10%"],
+    "DGC, 10%, the rest is dropped": {**ALL, "sparsifier": top(0.1), "index": "raw", "value": "raw"},
+    "DGC, 10%, with a residual": PUBLISHED["DGC, 10%"],
 }  # fmt: skip
 END_RATES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 KINDS: dict[str, type[Model]] = {"decoupled": Model, "in the gradient": Coupled}
