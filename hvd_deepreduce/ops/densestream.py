@@ -190,27 +190,11 @@ def _(starts: Device, lengths: Device, count: int) -> Device:
     return out
 
 
-@operation()
 def nonzero(starts: U32, lengths: U32, values: Floats) -> tuple[U32, Floats]:
-    """The indices, uint32, and the values of the covered elements that are not zero.
-
-    On a GPU, the host waits for the device to learn how many there are.
-    """
+    """The indices, uint32, and the values of the covered elements that are not zero. On the host only."""
     indices, out = np.empty(values.size + 1, np.uint32), np.empty(values.size + 1, values.dtype)
     kept = _stream_nonzero[values.dtype](starts, lengths, starts.size, values, indices, out)
     return indices[:kept], out[:kept]
-
-
-@nonzero.cuda
-def _(starts: Device, lengths: Device, values: Device) -> tuple[Device, Device]:
-    xp, count = array_module(starts), values.size
-    indices, out, kept = xp.empty(count, u32), xp.empty(count, values.dtype), counter(xp)
-    for_each(
-        xp, _FILE, f"stream_nonzero_{suffix(values.dtype)}", count, starts, _firsts(xp, lengths), starts.size, values,
-        count, scan_status(xp, count), kept, indices, out,
-    )  # fmt: skip
-    size = read_counter(kept)
-    return indices[:size], out[:size]
 
 
 @operation()
@@ -236,18 +220,12 @@ def _(starts: Device, lengths: Device, values: Device, dense: Device) -> None:
     _scatter(starts, lengths, values, 0, True, dense)
 
 
-@operation()
 def merge(a: tuple[U32, U32, Floats], b: tuple[U32, U32, Floats], gap: int) -> tuple[U32, U32, Floats]:
-    """The sum of two streams.
-
-    On a GPU, the host waits for the device to learn the numbers of blocks and values.
+    """The sum of two streams, on the host only.
 
     Args:
         a, b: streams (starts, lengths, values) of one dtype.
         gap: blocks with at most so many elements between them are joined.
-
-    Raises:
-        ValueError: on a GPU, the sum may cover 2^31 elements or more.
     """
     blocks = a[0].size + b[0].size
     starts, lengths = np.empty(blocks + 16, np.uint32), np.empty(blocks + 16, np.uint32)
@@ -260,38 +238,11 @@ def merge(a: tuple[U32, U32, Floats], b: tuple[U32, U32, Floats], gap: int) -> t
     return starts[:joined], lengths[:joined], out[: count.value]
 
 
-@merge.cuda
-def _(a: tuple[Device, Device, Device], b: tuple[Device, Device, Device], gap: int) -> tuple[Device, Device, Device]:
-    xp, file = array_module(a[0]), "densestream/densestream"
-    na, nb = a[0].size, b[0].size
-    blocks, most = na + nb, a[2].size + b[2].size + gap * (na + nb)
-    _check_count(most)
-    starts, lengths, firsts, order, block_of = (xp.empty(blocks, u32) for _ in range(5))
-    out, end = cleared(xp, most, a[2].dtype), counter(xp)
-    if blocks:
-        blocks_of, of_a, of_b = grid(xp, blocks), (a[0], a[1], u64(na)), (b[0], b[1], u64(nb))
-        launch(xp, file, "stream_order", blocks_of, a[0], na, b[0], nb, order)
-        launch(
-            xp, file, "stream_join", blocks_of, *of_a, *of_b, u32(gap), order, scan_status(xp, blocks), end, starts,
-            firsts, block_of,
-        )  # fmt: skip
-        launch(xp, file, "stream_lengths", blocks_of, firsts, end, lengths)
-        place = f"stream_place_{suffix(out.dtype)}"
-        for stream, blocks_of_sum, other in ((a, block_of[:na], (a[0], a[1], u64(0))), (b, block_of[na:], of_a)):
-            for_each(
-                xp, file, place, stream[2].size, stream[0], _firsts(xp, stream[1]), stream[0].size, stream[2],
-                stream[2].size, blocks_of_sum, starts, firsts, *other, out,
-            )  # fmt: skip
-    sizes = read_counter(end)  # | blocks | values |
-    return starts[: sizes >> 31], lengths[: sizes >> 31], out[: sizes & MOST]
-
-
-@operation()
 def split(starts: U32, lengths: U32, cuts: U64) -> tuple[U32, U32, U64, U64]:
-    """Cuts a stream before each cut; a block across a cut becomes two. The values are not moved.
+    """Cuts a stream before each cut, on the host only; a block across a cut becomes two. The values are not moved.
 
     Args:
-        cuts: uint64 ``[c]``, sorted, on the host; a cut may occur twice.
+        cuts: uint64 ``[c]``, sorted; a cut may occur twice.
 
     Returns:
         starts, lengths: of the new blocks.
@@ -302,26 +253,6 @@ def split(starts: U32, lengths: U32, cuts: U64) -> tuple[U32, U32, U64, U64]:
     out_starts, out_lengths = np.empty(room, np.uint32), np.empty(room, np.uint32)
     block_at, value_at = np.empty(cuts.size + 2, np.uint64), np.empty(cuts.size + 2, np.uint64)
     _stream_split(starts, lengths, starts.size, cuts, cuts.size, out_starts, out_lengths, block_at, value_at)
-    return out_starts, out_lengths, block_at, value_at
-
-
-@split.cuda
-def _(starts: Device, lengths: Device, cuts: Any) -> tuple[Device, Device, Device, Device]:
-    xp, blocks, count = array_module(starts), starts.size, cuts.size
-    cuts_there = xp.asarray(cuts)
-    out_starts, out_lengths = cleared(xp, blocks + count, u32), cleared(xp, blocks + count, u32)
-    places, pieces, firsts, total = xp.empty(blocks, u32), counter(xp), xp.empty(blocks, u32), counter(xp)
-    block_at, value_at = cleared(xp, count + 2, u64), cleared(xp, count + 2, u64)
-    if blocks:
-        for_each(xp, _FILE, "stream_firsts", blocks, lengths, blocks, scan_status(xp, blocks), total, firsts)
-        for_each(
-            xp, _FILE, "stream_split", blocks, starts, lengths, blocks, cuts_there, count, scan_status(xp, blocks),
-            pieces, places, out_starts, out_lengths,
-        )  # fmt: skip
-        for_each(
-            xp, _FILE, "stream_pieces", count + 2, starts, lengths, firsts, blocks, total, cuts_there, count, pieces,
-            places, block_at, value_at,
-        )  # fmt: skip
     return out_starts, out_lengths, block_at, value_at
 
 

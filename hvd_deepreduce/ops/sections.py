@@ -22,11 +22,9 @@ from hvd_deepreduce.ops.types import U8, U32, Device, i32, u32, u64
 _FILE = "sections/sections"
 
 HEADER_BYTES = 64
-"""The size of a container's header. ``prefetch_headers`` reads so many bytes of each section, too."""
+"""The size of a container's header. ``prefetch_short_headers`` reads so many bytes of each section, too."""
 CHECKSUM_AT = 12
 """The offset of the checksum in a container's header, in bytes."""
-SIZES_AT = 40
-"""The offset of the three sections' sizes in a container's header, in bytes."""
 NUMBER_BYTES = 9
 """The most bytes of a varint: numbers below 2^63."""
 _NO_CHECKSUM = 0xFFFFFFFF
@@ -174,40 +172,15 @@ def _(section: Device, size: int) -> bytes:
 
 
 @operation()
-def prefetch_headers(data: U8, ranks: int) -> None:
-    """Reads what ``peek`` will return for the containers of ``data`` and for their sections, all at once.
+def prefetch_short_headers(data: U8, ranks: int, numels: Sequence[int], itemsize: int) -> None:
+    """Reads what ``peek`` will return for the containers of ``data``, of version 2, and for their sections, at once.
 
     On a GPU, within ``deferred.reading``, the host waits for the device. Elsewhere this does nothing.
 
     Args:
-        data: containers in a row, perhaps broken.
-        ranks: how many containers are expected.
-    """
-
-
-@prefetch_headers.cuda
-def _(data: Device, ranks: int) -> None:
-    if state.starts is None or not data.size:
-        return
-    xp = array_module(data)
-    heads = xp.empty(ranks * 4 * HEADER_BYTES, np.uint8)
-    launch(xp, _FILE, "container_heads", 1, data, data.size, u32(ranks), heads)
-    at = 0
-    for starts in heads.get().reshape(ranks, 4, HEADER_BYTES):
-        sizes = starts[0, SIZES_AT:].view(u64).tolist()
-        for size, start in zip((HEADER_BYTES, *sizes), starts, strict=True):
-            if at + size > data.size:
-                return  # a broken container, which the caller will refuse
-            remember_start(data[at : at + size], start.tobytes()[:size])
-            at += -(-size // 8) * 8
-
-
-@operation()
-def prefetch_short_headers(data: U8, ranks: int, numels: Sequence[int], itemsize: int) -> None:
-    """As ``prefetch_headers``, of containers of version 2: those of the first rank's tensors, then those of the next
-    rank's, and so on.
-
-    Args:
+        data: containers in a row, perhaps broken: those of the first rank's tensors, then those of the next rank's, and
+            so on.
+        ranks: how many are expected.
         numels: elements of each tensor.
         itemsize: bytes of an element.
     """

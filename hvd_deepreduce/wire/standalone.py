@@ -205,7 +205,6 @@ def split(data: U8, ranks: int, numel: int | None = None) -> list[Container]:
     Raises:
         ContainerError: as in ``unpack``, or bytes are left over.
     """
-    sections.prefetch_headers(data, ranks)
     containers = []
     begin = 0
     for rank in range(ranks):

@@ -149,35 +149,6 @@ KERNEL check_padding(const u8* data, u64 end_0, u64 end_1, u64 end_2, u64 end_3,
     if (bad) atomicMin(error, ERR_PADDING);
 }
 
-// What the host reads of each of `ranks` containers in a row in `data`:
-//
-//     heads:  | header, 64 bytes | first 64 bytes of the index, the value and the order section, filled with zeros |
-//
-// Zeros for the containers after one that does not end within `data`. One block; a thread writes a byte of each head.
-KERNEL container_heads(const u8* data, u64 size, u32 ranks, u8* heads) {
-    const u32 part = threadIdx.x / 64, byte = threadIdx.x % 64;
-    u64 at = 0;
-    for (u32 rank = 0; rank < ranks; ++rank) {
-        u8 seen = 0;
-        u64 end = at + 64;
-        const bool there = end <= size;
-        if (there && part == 0) seen = data[at + byte];
-        bool whole = there;
-        for (u32 section = 1; whole && section <= 3; ++section) {
-            const u64 bytes = load64(data, size, at + 32 + 8 * section);
-            if (bytes > size - end) {
-                whole = false;
-            } else {
-                if (part == section && byte < bytes) seen = data[end + byte];
-                end += (bytes + 7) / 8 * 8;
-                whole = end <= size;
-            }
-        }
-        heads[rank * 256u + threadIdx.x] = seen;
-        at = whole ? end : size;
-    }
-}
-
 // The number in the bytes from *at on, 7 bits in each, the lowest first; a byte below 128 ends it, or the ninth one. *at
 // moves past it. There are zeros after the data.
 __device__ __forceinline__ u64 varint(const u8* data, u64 size, u64* at) {

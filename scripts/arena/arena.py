@@ -12,9 +12,10 @@ edge of its grid has no row: its grid grows, or it gets more trials, as all meth
 """
 
 import json
+import math
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +91,7 @@ def campaign(
             while True:
                 points = tuning.send(answer)  # type: ignore[arg-type]  # None begins it
                 lines = yield [wanted(steps, contest.tuning_seed, {**fixed, **point}) for point in points]
-                answer = [contest.score(line) for line in lines]
+                answer = [math.inf if line["loss"] is None else line["loss"] for line in lines]
         except StopIteration as end:
             return end.value
 
@@ -169,8 +170,12 @@ def _trained(one: Wanted) -> Line:
     return {**one._asdict(), **train(one.job, one.settings, one.workers, one.steps, one.seed)}
 
 
-def run_all(names: Iterable[str], processes: int, minutes: float) -> None:
-    """Trains what is missing, a contest after the other, and writes each line when its training ends."""
+def run_all(names: Iterable[str], processes: int, minutes: float, methods: Sequence[str] = ()) -> None:
+    """Trains what is missing, a contest after the other, and writes each line when its training ends.
+
+    Args:
+        methods: those that are trained; none: all.
+    """
     end = time.monotonic() + 60 * minutes
     known = {name: lines_of(name) for name in names}
     running: dict[Future[Line], tuple[str, Wanted]] = {}
@@ -180,7 +185,7 @@ def run_all(names: Iterable[str], processes: int, minutes: float) -> None:
         started = {one.key for _, one in running.values()}
         for name, lines in known.items():
             for method in CONTESTS[name].methods:
-                for one in replayed(CONTESTS[name], method, lines)[1]:
+                for one in replayed(CONTESTS[name], method, lines)[1] if not methods or method in methods else ():
                     if one.key not in started:
                         started.add(one.key)
                         yield name, one
@@ -219,9 +224,10 @@ def run(
     names: Names = None,
     processes: Annotated[int, typer.Option(min=1, help="trainings at a time, each on one thread")] = 2,
     minutes: Annotated[float, typer.Option(help="no training begins after so many minutes")] = float("inf"),
+    method: Annotated[list[str] | None, typer.Option(help="methods of these contests; default: all")] = None,
 ) -> None:
     """Trains what is missing."""
-    run_all(chosen(names), processes, minutes)
+    run_all(chosen(names), processes, minutes, method or ())
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from statistics import mean
+from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 import doc_sections
@@ -29,7 +29,9 @@ process; there are no times.
 
 Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on a seed that
 is not reported, with short trainings; some knobs, most often the learning rate alone, are then searched once more with
-whole trainings. A method whose best setting is at the edge of its grid has no row. `bytes / dense` is what the busiest
+whole trainings. Searches go by the loss on the data that the page's results are of, for all methods alike. A method
+whose best setting is at the edge of its grid has no row. A claim is not decided where the mean gap is within two
+standard errors of the bound. `bytes / dense` is what the busiest
 worker sends, relative to a float32 ring in each step. A gap is to the first row's result with the same seed, in nats of
 loss or in points of accuracy, and positive where the method is worse; in brackets, the least and the greatest of the
 seeds. Ours are in bold. A density is computed from its budget before a training: bytes up to 2% above a budget are at
@@ -41,10 +43,18 @@ model, and updates that are applied later), 4 for SGD with momentum, and 8 for t
 """
 
 
-def gaps(contest: Contest, found: Mapping[str, Campaign], name: str, reference: str) -> list[float]:
+def gaps(
+    contest: Contest, found: Mapping[str, Campaign], name: str, reference: str, early: bool = False
+) -> list[float]:
     """The score of each seed less that of the reference with the same seed."""
     both = zip(found[name].runs, found[reference].runs, strict=True)
-    return [contest.score(mine) - contest.score(theirs) for mine, theirs in both]
+    lines = [[one["early"] if early else one for one in pair] for pair in both]
+    return [contest.score(mine) - contest.score(theirs) for mine, theirs in lines]
+
+
+def uncertainty(values: list[float]) -> float:
+    """Two standard errors of the mean; 0 of one value."""
+    return 2 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def share(one: Campaign) -> float:
@@ -104,14 +114,18 @@ def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> st
     absent = [name for name in (claim.method, claim.reference) if name not in found or found[name].at_edge]
     if absent:
         return f"- Open. {said}. Not tuned to the end: {', '.join(absent)}."
-    own = gaps(contest, found, claim.method, claim.reference)
+    own = gaps(contest, found, claim.method, claim.reference, claim.early)
     sent, theirs = share(found[claim.method]), [contest.score(line) for line in found[claim.reference].runs]
-    spread = max(theirs) - min(theirs)
+    spread, middle, around = max(theirs) - min(theirs), mean(own), uncertainty(own)
     most = spread if claim.most is None else claim.most
-    holds = claim.least <= mean(own) <= most and sent <= claim.share * WITHIN
+    if any(abs(middle - one) < around for one in (most, claim.least)):
+        word = "Not decided"
+    else:
+        word = "Yes" if claim.least <= middle <= most and sent <= claim.share * WITHIN else "No"
+    when = " after a fifth of the steps" * claim.early
     return (
-        f"- **{'Yes' if holds else 'No'}.** {said}. Measured: {span(own, form)} at {sent:.3%}; {claim.reference} "
-        f"itself spreads over {spread:{form[1:]}} between the seeds."
+        f"- **{word}.** {said}. Measured{when}: {span(own, form)} at {sent:.3%}, two standard errors "
+        f"{around:{form[1:]}}; {claim.reference} itself spreads over {spread:{form[1:]}} between the seeds."
     )
 
 
@@ -169,6 +183,7 @@ def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: floa
         f"{contest.short:,} steps, {contest.trials} for each method{searched}. All of its "
         f"trainings so far have taken {hours:.1f} hours of one core."
         + (f" {container}" if contest.unit == "points" else "")
+        + (f" {contest.note}" if contest.note else "")
     )
     parts = [about, picture(contest, found, name) if contest.reference in found else None]
     parts += [table(contest, found), refused(contest, found)]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from simulated_ranks import SimulatedRanks
 from torch import Tensor
+from torch.nn import functional
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.exchange import traffic
@@ -35,14 +36,19 @@ class Scheme(Protocol):
 
 
 class Dense:
-    """The mean in float32, by a ring."""
+    """The mean in float32, by a ring, or a momentum of the means: m = momentum * m + mean."""
 
-    def __init__(self, workers: int, shapes: Shapes, steps: int) -> None:
-        self.workers, self.sent = workers, 0.0
+    def __init__(self, workers: int, shapes: Shapes, steps: int, momentum: float = 0.0) -> None:
+        self.workers, self.sent, self.momentum = workers, 0.0, momentum
+        self.velocity = torch.zeros(sum(map(math.prod, shapes)))
 
     def combine(self, gradients: Tensor) -> Tensor:
         self.sent += traffic.allreduce(FLOAT * gradients.shape[1], self.workers).sent
-        return gradients.mean(0)
+        mean = gradients.mean(0)
+        if not self.momentum:
+            return mean
+        self.velocity = self.momentum * self.velocity + mean
+        return self.velocity.clone()  # it may be clipped in place
 
 
 class Containers:
@@ -50,10 +56,16 @@ class Containers:
 
     Args:
         config: of the containers, as ``Config.load`` takes it.
+        warm_up: densities, each until a share of the steps.
     """
 
-    def __init__(self, workers: int, shapes: Shapes, steps: int, config: str | dict[str, Any], **given: Any) -> None:
-        self._ranks = SimulatedRanks(Config.load(config, **given), workers, [math.prod(shape) for shape in shapes])
+    def __init__(
+        self, workers: int, shapes: Shapes, steps: int, config: str | dict[str, Any],
+        warm_up: Sequence[tuple[float, float]] = (),
+    ) -> None:  # fmt: skip
+        schedule = [[max(number, round(until * steps)), density] for number, (until, density) in enumerate(warm_up, 1)]
+        loaded = Config.load(config, **({"density_schedule": schedule} if schedule else {}))
+        self._ranks = SimulatedRanks(loaded, workers, [math.prod(shape) for shape in shapes])
 
     @property
     def sent(self) -> float:
@@ -117,13 +129,14 @@ class DeMo:
 
     The momentum of each worker is m = decay * m + g. Each matrix is cut into chunks of at most ``chunk`` x ``chunk``,
     and each vector into chunks of ``chunk``; the ``top`` largest coefficients of each chunk's DCT are sent and leave
-    the momentum. The direction is the sign of the sum of what all workers have sent, transformed back.
+    the momentum. The direction is the sign of the sum of what all workers have sent, transformed back. A dimension
+    that is longer than a chunk, and no multiple of it, is filled with zeros, as published models pad their vocabulary.
 
     Args:
-        chunk: the largest side of a chunk; of a dimension, the largest divisor up to it.
+        chunk: the side of a chunk, of a shorter dimension all of it.
         top: coefficients of a chunk.
         decay: of the momentum.
-        signs: whether the sign of each coefficient is sent, in place of its value. The published code has both.
+        signs: whether the sign of each coefficient is sent, in place of its value.
         bits: of a value that is sent, if it is not a sign.
     """
 
@@ -133,7 +146,7 @@ class DeMo:
     ) -> None:  # fmt: skip
         self.workers, self.shapes = workers, [tuple(shape) for shape in shapes]
         self.sizes = [math.prod(shape) for shape in shapes]
-        self.sides = [[_divisor(side, chunk) for side in shape[-2:]] for shape in self.shapes]
+        self.sides = [[min(side, chunk) for side in shape[-2:]] for shape in self.shapes]
         self.bases = {side: _cosines(side) for sides in self.sides for side in sides}
         self.momentum = torch.zeros(workers, sum(self.sizes))
         self.top, self.decay, self.signs, self.bits, self.sent = top, decay, signs, bits, 0.0
@@ -160,20 +173,23 @@ class DeMo:
 
     def _chunks(self, part: Tensor, shape: tuple[int, ...], sides: list[int]) -> Tensor:
         """``[workers, chunks, *sides]``."""
-        rows = len(part)
+        rows, last = len(part), shape[-len(sides) :]
+        ends = [end for size, side in zip(last[::-1], sides[::-1], strict=True) for end in (0, -size % side)]
+        filled = functional.pad(part.view(rows, -1, *last), ends)
         if len(sides) == 1:
-            return part.view(rows, -1, sides[0])
-        high, wide = shape[-2] // sides[0], shape[-1] // sides[1]
-        cut = part.view(rows, -1, high, sides[0], wide, sides[1])
-        return cut.transpose(3, 4).reshape(rows, -1, *sides)
+            return filled.view(rows, -1, sides[0])
+        high, wide = filled.shape[-2] // sides[0], filled.shape[-1] // sides[1]
+        return filled.view(rows, -1, high, sides[0], wide, sides[1]).transpose(3, 4).reshape(rows, -1, *sides)
 
     def _joined(self, chunks: Tensor, shape: tuple[int, ...], sides: list[int]) -> Tensor:
         """The opposite of ``_chunks``: ``[workers, numel]``."""
         rows = len(chunks)
         if len(sides) == 1:
-            return chunks.reshape(rows, -1)
-        high, wide = shape[-2] // sides[0], shape[-1] // sides[1]
-        return chunks.view(rows, -1, high, wide, *sides).transpose(3, 4).reshape(rows, -1)
+            return chunks.reshape(rows, -1)[:, : shape[0]]
+        high, wide = (-(-size // side) for size, side in zip(shape[-2:], sides, strict=True))
+        rowed = chunks.view(rows, -1, high, wide, *sides).transpose(3, 4)
+        filled = rowed.reshape(rows, -1, high * sides[0], wide * sides[1])
+        return filled[..., : shape[-2], : shape[-1]].reshape(rows, -1)
 
     def _turned(self, chunks: Tensor, sides: list[int], back: bool) -> Tensor:
         """The orthonormal DCT-II of each chunk, or its inverse."""
@@ -181,10 +197,6 @@ class DeMo:
         if len(sides) == 1:
             return chunks @ bases[0].T
         return bases[0] @ chunks @ bases[1].T
-
-
-def _divisor(side: int, most: int) -> int:
-    return max(one for one in range(1, most + 1) if side % one == 0)
 
 
 def _cosines(side: int) -> Tensor:

@@ -53,7 +53,7 @@ def optimizer_of(settings: Settings, models: torch.nn.Parameter, shapes: Sequenc
 
 
 def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> dict[str, Any]:
-    """Trains, and returns what a line of the file has beside the settings."""
+    """Trains, and returns what a line of the file has beside the settings; ``early`` is after a fifth of the steps."""
     torch.set_num_threads(1)
     began = time.process_time()
     model = JOBS[job]
@@ -66,6 +66,7 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
     optimizer = optimizer_of(settings, models, model.SHAPES)
     generators = [torch.Generator().manual_seed(1000 * seed + 17 + worker) for worker in range(workers)]
     gradients, clip = torch.zeros(workers, model.NUMEL), settings.get("clip", math.inf)
+    early: dict[str, Any] = {}
     for step in range(steps):
         flat = models.detach()
         if settings.get("scheme") == "dense" and data.together:
@@ -83,6 +84,8 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
         optimizer.step()
         if updates:
             updates.step(last=step + 1 == steps)
+        if isinstance(data, images.ImageJob) and step + 1 == steps // 5:
+            early = {"early": dict(zip(("loss", "accuracy"), data.validate(models.detach()[0]), strict=True))}
     loss, accuracy = data.validate(models.detach()[0])
     senders = [one.job for one in updates.fragments] if updates else [scheme]
     rounds = updates.exchanged / model.NUMEL if updates else steps
@@ -91,7 +94,7 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
     return {
         "loss": loss if math.isfinite(loss) else None, "accuracy": accuracy, "sent": round(sent),
         "rounds": round(rounds), "share": sent / dense, "volume": _volume(senders, model.NUMEL * workers * rounds),
-        "seconds": round(time.process_time() - began, 1),
+        "seconds": round(time.process_time() - began, 1), **early,
     }  # fmt: skip
 
 

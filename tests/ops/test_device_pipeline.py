@@ -292,14 +292,13 @@ def test_a_decode_waits_three_times(gpu):
         pytest.skip("waits are counted in the emulator")
     pipeline = Pipeline(Config.load("topk_rice_qsgd"))
     out = gpu.put(np.empty(9000, np.float32))
-    splits = {1: lambda: wire.split(gathered, 4, 9000), 2: lambda: pipeline.unpack(gathered, 4, 9000, out.dtype, KEY)}
-    for version, split in splits.items():
-        parts = [pipeline.encode(cases.random(9000, seed=rank), None, KEY, version) for rank in range(4)]
-        gathered = gpu.put(np.concatenate(parts))
-        before = gpu.module.waits
-        with deferred.reading(out):
-            pipeline.decode(deferred.run_deferred(gathered, split), out)
-        assert gpu.module.waits - before == 3
+    parts = [pipeline.encode(cases.random(9000, seed=rank), None, KEY, 2) for rank in range(4)]
+    gathered = gpu.put(np.concatenate(parts))
+    before = gpu.module.waits
+    with deferred.reading(out):
+        found = deferred.run_deferred(gathered, lambda: pipeline.unpack(gathered, 4, 9000, out.dtype, KEY))
+        pipeline.decode(found, out)
+    assert gpu.module.waits - before == 3
 
 
 @pytest.mark.parametrize("sparsifier, index, value, joint", selection.each_third(LISTS, 2))

@@ -119,53 +119,6 @@ def test_peek(gpu):
         assert sections.peek(sections.join(bytes(64), values, checked=True), 64)[12:16] != bytes(4)
 
 
-def containers():
-    """Two containers in a row, as far as ``prefetch_headers`` reads them: headers with the sizes of three sections."""
-    rng, parts = np.random.default_rng(4), []
-    for sizes in ((5, 200, 0), (64, 0, 9)):
-        header = bytes(rng.integers(0, 256, sections.SIZES_AT).astype(np.uint8)) + np.uint64(sizes).tobytes()
-        parts.append(sections.join(header, *[rng.integers(0, 256, size).astype(np.uint8) for size in sizes], pad=8))
-    return parts
-
-
-def pieces(parts):
-    """Where ``peek`` looks: (first byte, size) of each container's header and of its sections that are not empty."""
-    begin = 0
-    for part in parts:
-        for size in (64, *part[sections.SIZES_AT : 64].view(np.uint64).tolist()):
-            if size:
-                yield begin, size
-            begin += -(-size // 8) * 8
-
-
-def test_prefetch_headers(gpu):
-    parts = containers()
-    data = np.concatenate(parts)
-    there = gpu.put(data)
-    sections.prefetch_headers(data, 2)  # nothing to do on the host
-    with deferred.reading(there):
-        sections.prefetch_headers(there, 2)
-        waits = getattr(gpu.module, "waits", 0)
-        for begin, size in pieces(parts):
-            want = data[begin : begin + min(size, 64)].tobytes()
-            assert sections.peek(data[begin : begin + size], 64) == want
-            assert sections.peek(there[begin : begin + size], 64) == want
-        assert getattr(gpu.module, "waits", 0) == waits  # the host knew them all
-
-
-@pytest.mark.parametrize("size", [0, 8, 63, 64, 100, 336, 400])
-def test_prefetch_headers_of_cut_containers(gpu, size):
-    """What is there is still peeked at, and what is not has no bytes."""
-    parts = containers()
-    data = np.concatenate(parts)[:size]
-    there = gpu.put(data)
-    with deferred.reading(there):
-        sections.prefetch_headers(there, 2)
-        for begin, length in pieces(parts):
-            want = sections.peek(data[begin : begin + length], 64)
-            assert sections.peek(there[begin : begin + length], 64) == want
-
-
 @pytest.mark.parametrize("ends", [(), (8, 16), (9,), (15, 17, 24), (1, 11, 18, 31)])
 def test_check_padding(gpu, ends):
     data = np.full(32, 255, np.uint8)
