@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Table II of the DenseStream paper, in the emulated network: the time to synchronize a gradient over slow links.
 
-    scripts/bench/bench_net.py --rate 1gbit --network resnet50 --density 0.01,0.05,0.1 --section net_resnet50
+    scripts/bench/bench_net.py --rate 1gbit --network resnet50 --adapters "" --section net_resnet50
 
 The script creates the emulated network, runs itself on each host and removes the emulated network. A reported time is
 that of the slowest rank, and the median over the repetitions. ``dense`` is Horovod's allreduce of the whole gradient,
@@ -240,17 +240,11 @@ def table(read: dict[str, Any]) -> str:
             where = f"{read['hosts']} hosts at {read['rate']} share {read['cores']} cores"
             times = f", {dense['seconds'] / wire:.2f} times as long" if dense else ""
             beside = (
-                f" Its bytes take {wire:.3f} s on the wire alone, and it takes longer{times}, so the\n"
-                "table also compares with that time, which no exchange of the dense gradient can beat."
+                f" The bytes of `dense` take {wire:.3f} s on the wire alone, and it takes longer{times}, so the table also "
+                "compares with that time, which no exchange of the dense gradient can beat."
             )
         parts.append(
-            f"""\
-Input: {result["input"]}. {where}, with one thread per rank; load {read["load"]:.1f} at the end. Seconds are medians,
-with the least and the most. Baseline: `dense`, Horovod's allreduce.{beside}
-Horovod is shut down while TopkA, TopkDA and DSA are timed: its background thread, which every job has, would slow them
-on shared cores. The `adapter` rows are what a job has: whole steps of `hvd.DistributedOptimizer` with Horovod's thread,
-a small backward pass and an update; their baseline is `adapter: dense`. Open MPI yields while it waits; what it takes
-all the same is among the time on a processor, of which there are {read["cores"]} seconds in a second."""
+            f"Input: {result['input']}. {where}, with one thread per rank; load {read['load']:.1f} at the end.{beside}"
         )
         head, lines = ["", "seconds", "baseline / this", "on a processor, all ranks, s"], []
         if wire:
@@ -278,7 +272,8 @@ def main() -> None:
     if options.section:
         what = options.network or "generated gradients"
         where = "on one machine" if options.rate == MEMORY else f"in the emulated network at {options.rate}"
-        title = f"{options.hosts} ranks {where}: {what}"
+        # The rows of whole steps are beside the others where --adapters is not empty.
+        title = f"{'Whole steps of ' * bool(options.adapters)}{options.hosts} ranks {where}: {what}"
         doc_sections.write(doc_sections.RESULTS / "benchmarks.md", options.section, title, body)
 
 
