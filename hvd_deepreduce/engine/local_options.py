@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvd_deepreduce.config import Config
+from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.config.local_sgd import LocalSettings
 
 Every = int | Callable[[int], int]
@@ -44,22 +44,32 @@ def options(
     *,
     every: Every | None = None,
     times: Times | None = None,
+    own_outer: bool = False,
     **local: Any,
 ) -> Options:
     """
     Args:
+        own_outer: whether the optimizer of the anchor was given.
         config: as ``Config.load``.
         settings: keys of the config, in place of its own.
         every, times: as in ``Options``.
         local: in place of settings in the config's key of this name; None: not given.
 
     Raises:
+        ConfigError: the config cannot be used, or has settings of the optimizer of the anchor beside ``own_outer``.
         TypeError: ``times`` is no function.
         ValueError: it is given with fragments or a delay.
     """
     given = settings.pop("local", None) or {}
+    named = set(given)
     if isinstance(given, LocalSettings):
-        given = given.model_dump()
+        named, given = given.model_fields_set, given.model_dump()
+    useless = [f"{key}={given[key]}" for key in ("lr", "momentum", "nesterov") if key in named]
+    if own_outer and useless:
+        raise ConfigError(
+            f"local has {', '.join(useless)}, and outer is given, which makes the optimizer of the anchor: give one of "
+            "them"
+        )
     local["every"] = None if callable(every) else every
     changes = {**given, **{key: value for key, value in local.items() if value is not None}}
     loaded = Config.load(Config.load(config, **settings), local=changes)

@@ -173,6 +173,8 @@ class RankState:
         Args:
             config: the new config; None: the one in force, with ``settings`` in place of its own.
 
+        A config without ``error_feedback`` drops the residuals, with a warning.
+
         Raises:
             RuntimeError: gradients are in flight.
             ConfigError: the config cannot be used; the old one stays in force.
@@ -201,6 +203,23 @@ class RankState:
         self._use(new)
         # The ranks choose the exchange when they are compared.
         self.agreed = self.agreed and not isinstance(new.exchange, AutoExchange)
+        self._drop_unsent()
+
+    def _drop_unsent(self) -> None:
+        """Without error feedback no step sends a residual, and a later config with it would send one that is old."""
+        config, lost = self._config, list[Parameter]()
+        for parameter in self.parameters.values():
+            pattern = config.override_of(parameter.known_as or parameter.name)
+            own = config if pattern is None else config.variants[pattern]
+            if not own.error_feedback and self._memory.held(parameter.name) is not None:
+                lost.append(parameter)
+        if lost:
+            self._memory.drop(_kept_of(lost))
+            _log.warning(
+                "the residuals of %d parameters, such as %s, were dropped on rank %d: error_feedback is False now, so "
+                "what they had not sent yet is never sent",
+                len(lost), lost[0].name, self.collectives.rank(),
+            )  # fmt: skip
 
     def divide(self) -> None:
         """Divides the ranks for ``hierarchical``; again after ranks have come or gone. All ranks call it together.
@@ -278,6 +297,7 @@ class RankState:
         self.check_open()
         rank, size = self.collectives.rank(), self.collectives.size()
         self._load(parameters, lambda known: saved.load(state, known, rank, size, reshard, self._config.memory))
+        self._drop_unsent()
 
     def _load(
         self,

@@ -73,7 +73,7 @@ Kind = Literal["encode", "wait", "decode"]
 _SECONDS: dict[Kind, str] = {"encode": "encode_seconds", "wait": "wait_seconds", "decode": "decode_seconds"}
 NOT_SENT = (
     "Nothing was sent so far. A job of one rank has nothing to exchange: start it on several, as in mpirun -np 2 or "
-    "torchrun --nproc-per-node 2."
+    "torchrun --nproc-per-node 2. In a job of several, the optimizer or the model does not use this object."
 )
 
 

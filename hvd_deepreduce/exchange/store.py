@@ -195,11 +195,30 @@ class SharedStore(PeerCollectives):
         self.wait, self.keep = wait, keep
         self._recent: dict[str, deque[frozenset[int]]] = {}
         self._ended: dict[str, float] = {}
+        self._sent: dict[str, str] = {}  # of each sequence, the place of the last message
 
     def send(self, place: str, message: Message) -> bool:
-        """Writes this peer's message. False: an earlier process of this peer has written another one."""
+        """Writes this peer's message. False: an earlier process of this peer has written another one.
+
+        Raises:
+            MismatchError: another process with this peer's number writes now. An earlier one can have written no other
+                message than the first that this process would write.
+        """
         name, data = self._file(place, self.peer, self.run), message.pack()
-        return self.store.put_new(name, data) or self.store.get(name) == data
+        written = self.store.put_new(name, data) or self.store.get(name) == data
+        if not written:
+            self._refuse_second(place)
+        self._sent[place.rpartition("/")[0]] = place
+        return written
+
+    def _refuse_second(self, place: str) -> None:
+        """Raises ``MismatchError`` if this process has sent before the exchange at ``place``, for which a message of
+        this peer is there that it has not sent."""
+        if place > self._sent.get(place.rpartition("/")[0], place):
+            raise MismatchError(
+                f"another process sends as peer {self.peer} now: give each process that runs at the same time a peer "
+                "number of its own, and end the others"
+            )
 
     def _file(self, place: str, peer: int, run: str) -> str:
         return f"{place}/part{self.part}/{peer}.{run}" if self.part else f"{place}/{peer}"
@@ -211,7 +230,7 @@ class SharedStore(PeerCollectives):
             mine: whether this process has sent a message.
 
         Raises:
-            MismatchError: it was refused.
+            MismatchError: it was refused, or another process has sent as this peer.
         """
         data = self.store.get(f"{place}/commit")
         if data is None:
@@ -226,6 +245,8 @@ class SharedStore(PeerCollectives):
             raise ContainerError(f"the file {place}/commit is broken: begin a new job in another place") from None
         if reason is not None and mine:
             raise MismatchError(f"the other peers go on without peer {self.peer}: {quoted(str(reason))}")
+        if self.peer in members and not mine:
+            self._refuse_second(place)
         return members
 
     def note(self, sequence: str, members: Collection[int]) -> None:

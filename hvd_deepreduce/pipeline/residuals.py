@@ -237,6 +237,14 @@ class Memory:
             if residual is not None:
                 arrays.scale(residual, factor)
 
+    @_one_at_a_time
+    def drop(self, names: Sequence[str]) -> None:
+        """Forgets the residuals of these parameters: they are zero again."""
+        self._make_whole(names)
+        self._discard_joined(names)
+        for name in names:
+            self._residuals.pop(name, None)
+
     def _discard_joined(self, names: Sequence[str]) -> None:
         """Forgets the vectors of these parameters: a residual can be a view into one vector only."""
         self._joined = {key: vector for key, vector in self._joined.items() if not set(key) & set(names)}

@@ -81,8 +81,9 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, Restorable):  # type: 
                 "tf.keras.optimizers.SGD(1.0) is"
             )
         given = options(
-            config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix
-        )
+            config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix,
+            own_outer=outer is not None,
+        )  # fmt: skip
         if given.config.local and given.config.local.anchors == "host":
             raise ConfigError("local.anchors is 'host', which LocalSGD has on PyTorch only: set it to 'device'")
         self._updates: Updates = Updates(

@@ -44,11 +44,12 @@ class DeepReduceState(GradientCompression):
             with ``selection: tensor``, or scope ``tensor``, each gradient in it has a container of its own.
         process_group: of the ranks that take part; None: the model's.
         start_iter: so many iterations at the beginning average the gradients as DDP does without a hook.
-        timeout: of each exchange, and of waiting for the other ranks at the first; None: PyTorch's default.
+        timeout: of each exchange, and of waiting for the other ranks at the first; None: the process group's.
         **settings: keys of the config, in place of its own.
 
     Raises:
         ConfigError: the config cannot be used, or not with DDP.
+        TypeError: another argument is not what it should be.
 
     The model is not known before the first iteration: a state that is loaded then is kept, and what is wrong with it is
     an error of the first ``backward()``, on all ranks.
@@ -67,6 +68,14 @@ class DeepReduceState(GradientCompression):
         timeout: timedelta | None = None,
         **settings: Any,
     ) -> None:
+        for name, value, kinds, allowed in (
+            ("process_group", process_group, dist.ProcessGroup, "a process group of torch.distributed"),
+            ("timeout", timeout, timedelta, "a datetime.timedelta, as timedelta(seconds=60)"),
+        ):
+            if value is not None and not isinstance(value, kinds):
+                raise TypeError(f"{name} is {value!r}, but it must be {allowed}, or None")
+        if not isinstance(start_iter, int) or start_iter < 0:
+            raise TypeError(f"start_iter is {start_iter!r}, but it must be a number of iterations, 0 or more")
         self.process_group = process_group
         self.start_iter = start_iter
         self.timeout = timeout
@@ -194,7 +203,9 @@ def deepreduce_hook(
         ContainerError: a container cannot be decoded; on all ranks.
         RuntimeError: a rank has failed, on all others too; or a rank has died; or ``close`` was called.
         TimeoutError: not all ranks have registered the hook in time, at the first bucket.
-        TypeError: it was not registered as in the example. After any error, make a new DDP model from a checkpoint.
+        TypeError: it was not registered as in the example, or a gradient is sparse.
+
+    After any error, make a new DDP model from a checkpoint.
 
     Example::
         >>> ddp_model.register_comm_hook(DeepReduceState("topk_rice_qsgd"), deepreduce_hook)
@@ -210,6 +221,11 @@ def deepreduce_hook(
         raise TypeError(
             f"the state of deepreduce_hook is {given}, and must be an instance of DeepReduceState. Write: {HOOK}. "
             f"{UNUSABLE}"
+        )
+    if bucket.buffer().is_sparse:
+        raise TypeError(
+            "a parameter has sparse gradients, as of torch.nn.Embedding(sparse=True), which DDP gives to no hook as a "
+            f"bucket of its own memory: make the layer with sparse=False. {UNUSABLE}"
         )
     try:
         return state.buckets(bucket).take(bucket)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,21 +68,22 @@ class Models:
         return [own, *around]
 
 
-_watching: weakref.WeakKeyDictionary[Engine, tuple[Container[int], str, weakref.WeakSet[Any]]] = (
+_watching: weakref.WeakKeyDictionary[Engine, tuple[Container[int], str, weakref.WeakKeyDictionary[Any, bool]]] = (
     weakref.WeakKeyDictionary()
 )
-"""The engines that look at optimizers: the ids of their parameters, what to write instead, and the optimizers that they
-have seen."""
+"""The engines that look at optimizers: the ids of their parameters, what to write instead, and of the optimizers that
+they have seen, whether these train their parameters."""
 _hooked: list[Any] = []
 """The one hook of all engines; it goes with the last of them."""
 
 
 def look_at_optimizers(engine: Engine, ids: Container[int], instead: str = INSTEAD) -> None:
-    """Looks at each optimizer that trains parameters with these ids, before its first step: warns of one that
-    compression harms, with the lines to write ``instead``, and refuses one whose momentum the config has already."""
+    """Looks at each optimizer that trains parameters with these ids: warns before its first step of one that
+    compression harms, with the lines to write ``instead``, and refuses one, at any step, whose momentum the config has
+    already."""
     if not _hooked:
         _hooked.append(register_optimizer_step_pre_hook(_look))
-    _watching[engine] = ids, instead, weakref.WeakSet()
+    _watching[engine] = ids, instead, weakref.WeakKeyDictionary()
 
 
 def trains(optimizer: Any, ids: Container[int]) -> bool:
@@ -92,11 +93,13 @@ def trains(optimizer: Any, ids: Container[int]) -> bool:
 
 def _look(optimizer: Any, *_: object) -> None:
     for engine, (ids, instead, seen) in list(_watching.items()):
-        if optimizer not in seen:
-            if trains(optimizer, ids):
-                adaptive.check_momentum(engine.config, optimizer)
-                adaptive.look_at(engine, optimizer, instead)
-            seen.add(optimizer)
+        first = optimizer not in seen
+        if first:
+            seen[optimizer] = trains(optimizer, ids)
+        if seen[optimizer] and (first or engine.has_velocity):  # the config, or the momentum, may change in between
+            adaptive.check_momentum(engine.config, optimizer)
+        if seen[optimizer] and first:
+            adaptive.look_at(engine, optimizer, instead)
     while _hooked and not _watching:
         _hooked.pop().remove()
 
@@ -135,6 +138,29 @@ def refuse_wrapped(
         raise TypeError(
             f"the first argument of {call} is a ZeroRedundancyOptimizer, which trains a part of the parameters on "
             f"each rank, while {call} lets each rank train all of them: give {call} the optimizer that it is made of"
+        )
+
+
+_reducing: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
+"""What ``compress_replicas`` has returned, until it is closed, with the ids of the parameters."""
+
+
+def note_reducing(replicas: Any, tensors: Iterable[torch.Tensor] | None) -> None:
+    """Gradients of these parameters are exchanged in each step; None: no longer."""
+    if tensors is None:
+        _reducing.pop(replicas, None)
+    else:
+        _reducing[replicas] = frozenset(map(id, tensors))
+
+
+def refuse_reduced(tensors: Iterable[torch.Tensor], call: str = "LocalSGD") -> None:
+    """Raises ``ValueError`` if ``compress_replicas`` exchanges gradients of these parameters, since ``call`` would
+    exchange them, or updates, a second time."""
+    ids = set(map(id, tensors))
+    if any(not ids.isdisjoint(known) for known in list(_reducing.values())):
+        raise ValueError(
+            f"compress_replicas exchanges the gradients of this model in each step already: close() what it has "
+            f"returned, on all ranks, before {call}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -64,7 +65,7 @@ class DistributedCollectives(Collectives):
 
     Args:
         group: the ranks that take part; None: all.
-        timeout: of each collective; None: PyTorch's default.
+        timeout: of each collective; None: that of the group.
         members: of the group's ranks, those that take part; None: all.
         by_all: whether all ranks of the job make it, also those that do not take part and cannot use it.
         several: whether several exchanges are in flight. On Gloo, bytes have connections of their own then: the sizes
@@ -81,6 +82,7 @@ class DistributedCollectives(Collectives):
     """
 
     ordered = True
+    _keeps = False  # of all instances: whether groups of some ranks were made in this process
 
     def __init__(
         self,
@@ -97,13 +99,16 @@ class DistributedCollectives(Collectives):
                 "torch.distributed was not initialized: call torch.distributed.init_process_group() first, in a job "
                 "that was started by torchrun"
             )
-        self._tensors, self._group, self._timeout, self._far = tensors, group, timeout, far
+        self._tensors, self._group, self._far = tensors, group, far
+        self._timeout = timeout = timeout or _timeout_of(group)
         ranks = dist.get_process_group_ranks(group)
         if members is not None:
             ranks = [ranks[member] for member in members]
-        # A subgroup is never destroyed: PyTorch would use its store keys again, and the next subgroup would hang.
-        self._kept = len(ranks) < dist.get_world_size()
-        new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=self._kept and not by_all)
+        # A subgroup is never destroyed: PyTorch would use its store keys again, and the next subgroup would hang. Nor
+        # is any group after one, since its name is their number.
+        of_some = len(ranks) < dist.get_world_size()
+        DistributedCollectives._keeps = DistributedCollectives._keeps or of_some
+        new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=of_some and not by_all)
         self._host = new_group(backend="gloo")
         on_devices = "nccl" in dist.get_backend_config(group)
         self._bulk = new_group(backend="gloo") if several and not on_devices else self._host
@@ -295,9 +300,18 @@ class DistributedCollectives(Collectives):
         """Ends the groups. Every rank calls it; it can be called more than once."""
         groups = {self._host, self._bulk, self._devices} - {None}
         self._host = self._bulk = self._devices = None
-        if dist.is_initialized() and not self._kept:  # else they have ended with all others
+        if dist.is_initialized() and not self._keeps:  # else they end with all others
             for group in groups:
                 dist.destroy_process_group(group)
+
+
+def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+    """A group's time limit, of which PyTorch has no public call; None: it is not known."""
+    for device in ("cpu", "cuda"):
+        with suppress(RuntimeError, AttributeError):
+            backend: Any = (group or dist.group.WORLD)._get_backend(torch.device(device))  # type: ignore[union-attr]
+            return timedelta(seconds=backend.options._timeout.total_seconds())
+    return None
 
 
 class _Together(Held):

@@ -26,7 +26,7 @@ from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch import sharding
 from hvd_deepreduce.torch.bucket_driver import Buckets, GradBucket, Made, Where, advised, for_buckets
-from hvd_deepreduce.torch.discovery import trains
+from hvd_deepreduce.torch.discovery import note_reducing, refuse_reduced, trains
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
@@ -55,6 +55,7 @@ class Replicas(GradientCompression):
         self._find_unused, self._whole = find_unused, config.scope == "model"
         usable, self._tensors = self._usable(config), sharding.trained(model)
         trained = {name: one for name, one in self._tensors.items() if sharding.size(one)}
+        refuse_reduced(trained.values(), "it is called again")
         sharding.check_replicas(model, trained, group)
         # In the order of the backward pass.
         self._units = sharding.units(model, trained, self._whole)[::-1]
@@ -82,6 +83,7 @@ class Replicas(GradientCompression):
         for one in trained.values():
             handle = one.register_post_accumulate_grad_hook(self._gradient_came)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
+        note_reducing(self, trained.values())
 
     def state_dict(self) -> dict[str, Any]:
         return self._buckets.state_dict()
@@ -102,6 +104,7 @@ class Replicas(GradientCompression):
         return for_buckets(Config.load(config, scope="bucket") if self._whole else config, 0, WHERE)
 
     def close(self) -> None:
+        note_reducing(self, None)
         while self._handles:
             self._handles.pop().remove()
         self._buckets.close()
@@ -213,7 +216,7 @@ def compress_replicas(
         mesh: of one dimension, or a process group: the ranks that hold the same shard.
         config: as for ``DeepReduceState``. In scope ``bucket``, a bucket has the gradients of an FSDP module's own
             parameters, and is exchanged during the backward pass; in scope ``model``, all at its end.
-        timeout: of each exchange; None: PyTorch's default.
+        timeout: of each exchange; None: the process group's.
         find_unused_parameters: whether a backward pass may use a part of the parameters, another one on each replica.
             The others get gradients of zero.
         **settings: keys of the config, in place of its own.
@@ -223,7 +226,7 @@ def compress_replicas(
 
     Raises:
         TypeError: the model is not sharded, or by native HSDP (a mesh of two dimensions), which reduces over replicas.
-        ValueError: the mesh is not that of replicas, or the model has nothing to train.
+        ValueError: the mesh is not that of replicas, or the model has nothing to train, or was given before.
         ConfigError: the config cannot be used.
         MismatchError: in ``backward()``: the ranks differ in release, config, model, parameters or step; on all ranks.
         ContainerError: in ``backward()``: a container cannot be decoded; on all ranks.
@@ -240,11 +243,5 @@ def compress_replicas(
             f"the first argument of compress_replicas is {type(model).__name__}, to which fully_shard was not applied. "
             f"Write: {sharding.LINES['compress_replicas']}"
         )
-    if isinstance(mesh, DeviceMesh):
-        if mesh.ndim != 1:
-            raise ValueError(
-                f"the mesh of compress_replicas has {mesh.ndim} dimensions, {mesh.mesh_dim_names}: give it that of the "
-                f'replicas, as mesh["replicate"]. Write: {sharding.LINES["compress_replicas"]}'
-            )
-        mesh = mesh.get_group()
-    return Replicas(model, mesh, Config.load(config, **settings), timeout, find_unused_parameters)
+    group = sharding.replicas_of(mesh)
+    return Replicas(model, group, Config.load(config, **settings), timeout, find_unused_parameters)

@@ -39,7 +39,8 @@ from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, flush, hashes
 
 BROADCAST = (
     "Before the first step, call hvd.broadcast_parameters(model.state_dict(), root_rank=0), with process_set= if "
-    "DeepReduce has one; or load the same checkpoint on all ranks"
+    "DeepReduce has one; or load the same checkpoint on all ranks. Horovod's call refuses bfloat16: there, call "
+    "model.load_state_dict(hvd.broadcast_object(model.state_dict(), 0))"
 )
 EARLY = (
     "state_dict was called between backward() and step(): a job that continues from it loses what this step has sent, "

@@ -17,6 +17,7 @@ older residuals smaller.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,7 @@ from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.engine.peers import Quorum
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.exchange.store import SharedStore
-from hvd_deepreduce.torch.discovery import Reductions, refuse_wrapped
+from hvd_deepreduce.torch.discovery import Reductions, refuse_reduced, refuse_wrapped
 from hvd_deepreduce.torch.owners import Model, named_parameters
 from hvd_deepreduce.torch.tensors import own
 from hvd_deepreduce.torch.updates import Outer, Updates
@@ -92,7 +93,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         ImportError, RuntimeError: there is no ``process_group``, and no Horovod, or it does not know the ranks.
         ValueError: a parameter of the optimizer does not belong to the model, or two have the same name; or ``times``
             is given with fragments or a delay; or both a process set and a process group; or the process group of a
-            sharded model is not that of its replicas.
+            sharded model is not that of its replicas; or ``compress_replicas`` exchanges the gradients of the model.
         ConfigError: the config cannot be used.
     """
 
@@ -128,11 +129,17 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
                 f"LocalSGD the optimizer that it wraps. Write: {LINE}"
             )
         names, pairs = trained(optimizer, model, process_group, store is not None, "LocalSGD", LINE)
+        refuse_reduced(pairs.values())
         self._reductions = Reductions(list(pairs.values()))
-        self.inner = optimizer
+        self.inner, self._steps = optimizer, _Steps(optimizer)
+        if outer is not None and not callable(outer):
+            raise TypeError(
+                f"outer is {type(outer).__name__}; it must be a function that makes an optimizer from a list of "
+                "tensors, as partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
+            )
         given = options(
             config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix,
-            anchors=anchors,
+            anchors=anchors, own_outer=outer is not None,
         )  # fmt: skip
         if sum(one is not None for one in (process_set, process_group, store)) > 1:
             raise ValueError(
@@ -169,17 +176,27 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             MismatchError: the ranks do not agree, do not begin (or go on, after a load) with the same anchor, or do not
                 come to the same exchange; raised on all ranks. Nothing was exchanged then.
             TypeError: at the second step, if a DistributedDataParallel model reduces the gradients.
-            RuntimeError: the optimizer has other parameters than when LocalSGD was made; a rank has joined; or
-                ``close`` was called.
+            RuntimeError: the optimizer has other parameters than when LocalSGD was made, or was stepped by itself; a
+                rank has joined; or ``close`` was called.
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks; the parameters are then
                 those before the exchange.
         """
         takes_part = self._takes_part("step")
         self._reductions.check()
         result = self._inner_step(closure)
+        self._steps.known = self._steps.count
         if takes_part:
             self._updates.step()
         return result
+
+    def _takes_part(self, call: str) -> bool:
+        if apart := self._steps.count - self._steps.known:
+            raise RuntimeError(
+                f"{type(self.inner).__name__}, which LocalSGD wraps, was stepped {apart} times by itself, so that "
+                "LocalSGD has counted no local steps and begun no exchange: call step() of LocalSGD in its place, and "
+                "give LocalSGD to whatever steps the optimizer"
+            )
+        return super()._takes_part(call)
 
     def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
         inner = self.inner
@@ -268,6 +285,26 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         if self._updates.clock != updates[1]["clock"]:
             self._load_inner(inner)
         self._updates.sync_from_root(updates)
+
+
+class _Steps:
+    """Counts the steps of an optimizer.
+
+    Attributes:
+        count: so far.
+        known: of them, those that LocalSGD has made.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.count = self.known = 0
+        me = weakref.ref(self)
+
+        def stepped(*_: object) -> None:
+            steps = me()
+            if steps is not None:
+                steps.count += 1
+
+        weakref.finalize(self, optimizer.register_step_post_hook(stepped).remove).atexit = False
 
 
 def check_store(given: Options, store: object) -> None:

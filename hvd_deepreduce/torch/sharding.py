@@ -4,6 +4,7 @@ are on it, and the ranks that hold the others."""
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -19,6 +21,7 @@ from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.rendezvous import Rendezvous, ranks_of
 from hvd_deepreduce.torch.tensors import TorchTensors, own
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 MESH = (
     'mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard")); fully_shard(module, '
@@ -77,6 +80,29 @@ def repetition(tensor: torch.Tensor, replica: Sequence[int]) -> str:
     return ", ".join(names[at] for at in over) or "nothing"
 
 
+def replicas_of(mesh: object) -> dist.ProcessGroup:
+    """The process group that ``compress_replicas`` was given, or of its mesh.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the mesh has several dimensions.
+    """
+    line = f"Write: {LINES['compress_replicas']}"
+    if isinstance(mesh, dist.ProcessGroup):
+        return mesh
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(
+            f"the mesh of compress_replicas is {mesh!r}; it must be a DeviceMesh of one dimension, or a process group. "
+            f"{line}"
+        )
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"the mesh of compress_replicas has {mesh.ndim} dimensions, {mesh.mesh_dim_names}: give it that of the "
+            f'replicas, as mesh["replicate"]. {line}'
+        )
+    return mesh.get_group()
+
+
 def check_replicas(
     model: object, shards: Mapping[str, DTensor], group: dist.ProcessGroup | None, call: str = "compress_replicas"
 ) -> None:
@@ -107,6 +133,13 @@ def check_replicas(
                 f"uncompressed. Give it the dimension of the shards alone. Write: {LINES[call]}"
             )
     replicas, own = set(ranks_of(group) if group else ()), dist.get_rank()
+    of_model = len(ranks(shards))
+    if len(replicas) == 1 and dist.get_world_size() > of_model:
+        _log.warning(
+            "the mesh or process group of %s has this rank alone, and the job has %d ranks, of which %d hold this "
+            "model: no replicas will exchange anything. If the others train it too, give %s the other dimension of "
+            "the mesh. Write: %s", call, dist.get_world_size(), of_model, call, LINES[call],
+        )  # fmt: skip
     for name, one in shards.items():
         others = replicas & set(ranks({name: one})) - {own}
         if others:

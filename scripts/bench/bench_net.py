@@ -240,8 +240,8 @@ def table(read: dict[str, Any]) -> str:
             where = f"{read['hosts']} hosts at {read['rate']} share {read['cores']} cores"
             times = f", {dense['seconds'] / wire:.2f} times as long" if dense else ""
             beside = (
-                f" The bytes of `dense` take {wire:.3f} s on the wire alone, and it takes longer{times}, so the table also "
-                "compares with that time, which no exchange of the dense gradient can beat."
+                f" The bytes of `dense` take {wire:.3f} s on the wire alone, and it takes longer{times}, so the table "
+                "also compares with that time, which no exchange of the dense gradient can beat."
             )
         parts.append(
             f"Input: {result['input']}. {where}, with one thread per rank; load {read['load']:.1f} at the end.{beside}"

@@ -527,6 +527,20 @@ def settings_that_cannot_work_with_ddp():
             ddp.DeepReduceState(settings)
     with pytest.raises(ConfigError, match="start_iter is 3 and memory is 'dgc'"):
         ddp.DeepReduceState("dgc", start_iter=3)
+    for options, match in (
+        ({"timeout": 60}, "timeout is 60, but it must be a datetime.timedelta"),
+        ({"process_group": 100}, "process_group is 100, but it must be a process group"),
+        ({"start_iter": "5"}, "start_iter is '5', but it must be a number"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            ddp.DeepReduceState(LOSSY, **options)
+    job = DDPJob(LOSSY).run(1)
+    job.compression.set_config(memory="dgc")
+    job.run(1, 2)
+    for group in job.optimizer.param_groups:
+        group["momentum"] = 0.9
+    with pytest.raises(ValueError, match="memory is 'dgc', which applies momentum on each rank, and the optimizer has"):
+        job.step(2)
     with pytest.raises(RuntimeError, match="this step failed on ranks 0, 1.*: .*nowhere"):
         DDPJob({**LOSSY, "selection": "tensor", "overrides": {"nowhere": {"value": "raw"}}}).step(0)
     job = DDPJob({**LOSSY, "selection": "tensor", "overrides": {"*.bias": {"sparsifier": "none"}}}).run(2)

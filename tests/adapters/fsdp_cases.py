@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from datetime import timedelta
+from unittest import TestCase
 
 import pytest
 import torch
@@ -417,6 +418,8 @@ def what_cannot_work_is_an_error():
         compress_replicas(model, mesh["shard"])
     with pytest.raises(ValueError, match="has 2 dimensions"):
         compress_replicas(model, mesh)
+    with pytest.raises(TypeError, match="the mesh of compress_replicas is 'replicate'; it must be a DeviceMesh"):
+        compress_replicas(model, "replicate")
     with torch.device("meta"):
         empty = nn.Linear(8, 8)
     with pytest.raises(ValueError, match="no values yet .device meta"):
@@ -442,10 +445,17 @@ def what_cannot_work_is_an_error():
         job.replicas.set_config(scope="model")
     job.replicas.set_config(density=0.5)
     job.run(1)
+    with pytest.raises(ValueError, match="of this model in each step already: close.. what it has returned"):
+        compress_replicas(job.model, job.mesh["replicate"])
     job.model.load_state_dict({name: one.detach().clone() for name, one in job.model.state_dict().items()}, assign=True)
     with pytest.raises(RuntimeError, match="parameters of the model were replaced"):
         job.step(1)
     job.replicas.close()
+    alone = Job({**LOSSY, "scope": "bucket"}, replicas=4)
+    alone.replicas.close()
+    with TestCase().assertLogs("hvd_deepreduce", "WARNING") as logs:
+        compress_replicas(alone.model, alone.mesh["shard"]).close()
+    assert "has this rank alone, and the job has 4 ranks, of which 1 hold this model" in logs.output[0]
 
 
 @case

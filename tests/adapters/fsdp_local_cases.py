@@ -23,6 +23,7 @@ from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import LocalSGD, PeerOptimizer, SignMomentum
 from hvd_deepreduce.torch.checkpoint import checkpointed
+from hvd_deepreduce.torch.fsdp import compress_replicas
 from tests.adapters.common import LOSSLESS, LOSSY
 from tests.adapters.sharded import Network, Sharded, close, flat, full_sums, loss_of, shared_folder
 from tests.case_runner import case, run_cases
@@ -391,6 +392,11 @@ def what_cannot_work_is_an_error():
     for given, name in ((ignored, "0.weight"), (blocks, "1.weight, 1.bias")):
         with pytest.raises(ValueError, match=f"was not applied to {name}, or told to ignore them, so that neith"):
             made(given, replicas)
+    reduced = compress_replicas(sharded, mesh["replicate"])
+    with pytest.raises(ValueError, match="in each step already: close.. what it has returned, .* before LocalSGD"):
+        made(sharded, replicas)
+    reduced.close()
+    made(sharded, replicas).close()
 
 
 class Peer(Sharded):

@@ -291,6 +291,10 @@ def wrong_uses_get_an_error():
         DeepReduce(model, LOSSY, local={"every": 3})
     with pytest.raises(TypeError, match="outer returned int, but it must return an optimizer"):
         Trainer("adam", LOSSY, outer=len).train(1)
+    with pytest.raises(TypeError, match="outer is AdamW; it must be a function that makes an optimizer"):
+        LocalSGD(inner(), model, LOSSY, outer=inner())
+    with pytest.raises(ConfigError, match="local has lr=0.5, and outer is given"):
+        LocalSGD(inner(), model, LOSSY, outer=partial(torch.optim.SGD, lr=1.0), local={"lr": 0.5})
     model[0].weight.requires_grad_(False)
     trainer.optimizer = LocalSGD(inner(), model, LOSSY, every=1)
     trainer.train(1)
@@ -299,6 +303,12 @@ def wrong_uses_get_an_error():
         trainer.train(1)
     with pytest.raises(RuntimeError, match="cannot take new parameters"):
         trainer.optimizer.add_param_group({"params": []})
+    trainer = Trainer("adam", LOSSY, every=1)
+    trainer.train(1)
+    trainer.optimizer.inner.step()
+    for use in (trainer.optimizer.step, trainer.optimizer.sync):
+        with pytest.raises(RuntimeError, match="AdamW, which LocalSGD wraps, was stepped 1 times by itself"):
+            use()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hvd_deepreduce import ConfigError
+from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import LocalSGD
 from tests.adapters import forked, peers_job
@@ -100,6 +101,26 @@ def test_peers_in_turn(dtype, tmp_path):
     assert optimizers[1]._updates.fragments[0].outer_steps == 8
     sent = optimizers[0].stats()["total"]
     assert 0 < sent["bytes_sent"] < sent["dense_bytes"]
+
+
+def test_two_processes_with_one_peer_number_are_an_error(tmp_path):
+    """Once the other one has sent where this one would have."""
+    optimizers = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        store = SharedStore(tmp_path, peer=0, peers=2, wait=0.0)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizers.append((model, LocalSGD(inner, model, {**LOSSY, "scope": "model"}, every=1, store=store)))
+
+    def train(which):
+        model, optimizer = optimizers[which]
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+
+    train(0), train(1), train(1)
+    with pytest.raises(MismatchError, match="another process sends as peer 0 now: give each process .* a peer number"):
+        train(0)
 
 
 def test_settings_that_peers_cannot_have(tmp_path):

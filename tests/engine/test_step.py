@@ -261,6 +261,30 @@ def test_configs_that_differ(change, message):
         assert re.search(message, on_all_ranks(MismatchError, work))
 
 
+@every_scope
+def test_residuals_go_with_error_feedback_and_this_is_told(scope, caplog):
+    """A residual that no step sends would wait for a config with error feedback."""
+
+    def work(collectives):
+        def lossy():
+            adapter = NumpyAdapter(collectives, MODEL, {**LOSSY, **scope})
+            adapter.step(gradients_of(0, collectives.rank()))
+            return adapter
+
+        adapter, saved = lossy(), lossy().engine.state_dict()
+        assert saved["residuals"]
+        adapter.engine.set_config(seed=1)
+        assert adapter.engine.state_dict()["residuals"]
+        adapter.engine.set_config(error_feedback=False)
+        assert not adapter.engine.state_dict()["residuals"]
+        adapter.step(gradients_of(1, collectives.rank()))
+        adapter.engine.load_state_dict(saved)
+        assert not adapter.engine.state_dict()["residuals"]
+
+    run_ranks(RANKS, work)
+    assert "what they had not sent yet is never sent" in caplog.text
+
+
 def test_models_that_differ():
     def work(collectives):
         model = dict(MODEL, f=((3,), "f4")) if collectives.rank() == 2 else MODEL

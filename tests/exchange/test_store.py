@@ -224,6 +224,16 @@ def test_a_second_process_of_a_peer_does_not_overwrite_its_message(tmp_path):
     assert first.send("0/0", Message(SAID, {})), "a repeated request is its own"
 
 
+def test_two_processes_that_send_as_one_peer_are_told(tmp_path):
+    first, second = (SharedStore(tmp_path, peer=0, peers=2) for _ in range(2))
+    message, other = Message(SAID, {"a": b"1"}), Message(SAID, {"a": b"2"})
+    assert first.send("0/00000001", message) and not second.send("0/00000001", other), "of an earlier process, perhaps"
+    assert second.send("0/00000002", other) and second.send("0/00000002", other)
+    with pytest.raises(MismatchError, match="another process sends as peer 0 now"):
+        first.send("0/00000002", message)
+    assert first.send("1/00000001", message), "another sequence"
+
+
 @pytest.mark.parametrize(
     "options",
     [
