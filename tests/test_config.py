@@ -89,6 +89,8 @@ def test_digest_is_of_what_all_ranks_share():
         ({"compress_ratio": 0.01}, r"'density', the share of elements that are sent \(0.01 is 1%\)"),
         ({"bits": 4}, "value={'bits': 4}"),
         ({"every": 4}, "local={'every': 4}"),
+        ({"clip": 1.0}, "memory={'clip': 1.0}"),
+        ({"momentum": 0.8}, "memory={'momentum': 0.8} or local={'momentum': 0.8}"),
     ],
 )
 def test_what_may_have_been_meant_is_said(settings, meant):

@@ -61,8 +61,10 @@ def _elsewhere(name: str, value: object, fields: Mapping[str, Any]) -> str:
         return hint
     parts = {kind: field.default for kind, field in fields.items() if kind in REGISTRIES}
     kinds = [kind for kind, part in parts.items() if part is not None and name in type(part).model_fields]
+    kinds += ["memory"] * any(name in one.model_fields for one in memories.by_name.values())
     kinds += ["local"] * (name in LocalSettings.model_fields)
-    return f". Did you mean {kinds[0]}={{{name!r}: {value!r}}}?" if kinds else ""
+    found = [f"{kind}={{{name!r}: {value!r}}}" for kind in dict.fromkeys(kinds)]
+    return f". Did you mean {' or '.join(found)}?" if found else ""
 
 
 def settings_of(given: Any) -> dict[str, Any]:

@@ -376,6 +376,11 @@ def _over_horovod(framework: TorchTensors, process_set: Any) -> Any:
     except ImportError as error:
         raise ImportError(f"LocalSGD runs on Horovod here, which cannot be imported ({error}): {instead}") from error
     ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if ranks == 1 and not hvd.is_initialized():
+        raise RuntimeError(
+            "LocalSGD runs on Horovod here, which was not initialized: call hvd.init() first. Without Horovod, call "
+            f"torch.distributed.init_process_group() first, before which group.WORLD is None, and {instead}"
+        )
     if ranks > 1 and (not hvd.is_initialized() or hvd.size() == 1):
         raise RuntimeError(
             f"LocalSGD runs on Horovod here, which does not know the {ranks} ranks of torch.distributed: {instead}"
