@@ -94,8 +94,10 @@ class Trainer(Model):
             self.step(step, hvd.rank())
 
     def poison(self):
-        next(self.model.parameters()).grad.fill_(torch.nan)
-        self.local.inner.step()
+        first = next(self.model.parameters())
+        for one in (first.data, *self.local.inner.state[first].values()):
+            if one.shape == first.shape:
+                one.fill_(torch.nan)
 
     def whole_state(self):
         return copy.deepcopy(self.local.state_dict())
