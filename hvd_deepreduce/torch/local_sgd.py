@@ -98,6 +98,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True  # GradScaler then calls step() even if it must be skipped
+    _steps: _Steps | None = None  # a PeerOptimizer has none: its updates step the wrapped optimizer
 
     def __init__(
         self,
@@ -184,13 +185,14 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         takes_part = self._takes_part("step")
         self._reductions.check()
         result = self._inner_step(closure)
-        self._steps.known = self._steps.count
+        if self._steps is not None:
+            self._steps.known = self._steps.count
         if takes_part:
             self._updates.step()
         return result
 
     def _takes_part(self, call: str) -> bool:
-        if apart := self._steps.count - self._steps.known:
+        if apart := self._steps.count - self._steps.known if self._steps is not None else 0:
             raise RuntimeError(
                 f"{type(self.inner).__name__}, which LocalSGD wraps, was stepped {apart} times by itself, so that "
                 "LocalSGD has counted no local steps and begun no exchange: call step() of LocalSGD in its place, and "
@@ -288,7 +290,8 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
 
 
 class _Steps:
-    """Counts the steps of an optimizer.
+    """Counts the steps of an optimizer, but for those with a learning rate of 0, by which
+    ``torch.distributed.checkpoint`` makes its state.
 
     Attributes:
         count: so far.
@@ -299,9 +302,9 @@ class _Steps:
         self.count = self.known = 0
         me = weakref.ref(self)
 
-        def stepped(*_: object) -> None:
+        def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
             steps = me()
-            if steps is not None:
+            if steps is not None and any(group.get("lr", 1.0) for group in optimizer.param_groups):
                 steps.count += 1
 
         weakref.finalize(self, optimizer.register_step_post_hook(stepped).remove).atexit = False

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from hvd_deepreduce import ConfigError
 from hvd_deepreduce.engine import MismatchError
@@ -306,6 +307,7 @@ def wrong_uses_get_an_error():
     with pytest.raises(RuntimeError, match="cannot take new parameters"):
         trainer.optimizer.add_param_group({"params": []})
     trainer = Trainer("adam", LOSSY, every=1)
+    get_optimizer_state_dict(trainer.model, trainer.optimizer.inner)
     trainer.train(1)
     trainer.optimizer.inner.step()
     for use in (trainer.optimizer.step, trainer.optimizer.sync):
