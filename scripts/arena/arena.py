@@ -12,7 +12,6 @@ edge of its grid has no row: its grid grows, or it gets more trials, as all meth
 """
 
 import json
-import math
 import sys
 import time
 from collections.abc import Generator, Iterable, Sequence
@@ -91,7 +90,7 @@ def campaign(
             while True:
                 points = tuning.send(answer)  # type: ignore[arg-type]  # None begins it
                 lines = yield [wanted(steps, contest.tuning_seed, {**fixed, **point}) for point in points]
-                answer = [math.inf if line["loss"] is None else line["loss"] for line in lines]
+                answer = [contest.score(line) for line in lines]
         except StopIteration as end:
             return end.value
 

@@ -29,8 +29,8 @@ process; there are no times.
 
 Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on a seed that
 is not reported, with short trainings; some knobs, most often the learning rate alone, are then searched once more with
-whole trainings. Searches go by the loss on the data that the page's results are of, for all methods alike. A method
-whose best setting is at the edge of its grid has no row. A claim is not decided where the mean gap is within two
+whole trainings. Searches and results are of the same data, which no method trains on. A method whose best setting is
+at the edge of its grid has no row. A claim is not decided where the mean gap is within two
 standard errors of the bound. `bytes / dense` is what the busiest
 worker sends, relative to a float32 ring in each step. A gap is to the first row's result with the same seed, in nats of
 loss or in points of accuracy, and positive where the method is worse; in brackets, the least and the greatest of the

@@ -56,16 +56,10 @@ class Containers:
 
     Args:
         config: of the containers, as ``Config.load`` takes it.
-        warm_up: densities, each until a share of the steps.
     """
 
-    def __init__(
-        self, workers: int, shapes: Shapes, steps: int, config: str | dict[str, Any],
-        warm_up: Sequence[tuple[float, float]] = (),
-    ) -> None:  # fmt: skip
-        schedule = [[max(number, round(until * steps)), density] for number, (until, density) in enumerate(warm_up, 1)]
-        loaded = Config.load(config, **({"density_schedule": schedule} if schedule else {}))
-        self._ranks = SimulatedRanks(loaded, workers, [math.prod(shape) for shape in shapes])
+    def __init__(self, workers: int, shapes: Shapes, steps: int, config: str | dict[str, Any]) -> None:
+        self._ranks = SimulatedRanks(Config.load(config), workers, [math.prod(shape) for shape in shapes])
 
     @property
     def sent(self) -> float:

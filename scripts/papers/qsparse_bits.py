@@ -301,7 +301,7 @@ BASES = ("SGD", "Top_k")
 """With H = 1: what the others are compared with."""
 SETTINGS = {
     "softmax": Setting(15, 2000, 8, RATES, 1000, 0.11, 0.25),
-    "digits": Setting(4, 320, 8, tuple(rate / 8 for rate in RATES[::2]), 500, 0.03, 0.05),
+    "digits": Setting(4, 320, 8, tuple(rate / 12 for rate in RATES[::2]), 500, 0.03, 0.05),
 }
 OURS = {
     "softmax": [

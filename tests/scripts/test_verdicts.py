@@ -87,7 +87,8 @@ def test_another_result_gives_another_verdict(tmp_path):
 
 def test_a_row_of_the_arena_takes_its_verdict():
     def campaign(accuracy):
-        line = {"loss": 0.1, "accuracy": accuracy, "share": 0.02, "volume": 0.01}
+        early = {"loss": 0.1, "accuracy": accuracy}
+        line = {"loss": 0.1, "accuracy": 0.98, "share": 0.02, "volume": 0.01, "early": early}
         return SimpleNamespace(runs=[line] * 5, at_edge=())
 
     results, given = Results(), ("deepreduce-resnet", "DeepReduce, Figure 7: P2")
@@ -95,4 +96,4 @@ def test_a_row_of_the_arena_takes_its_verdict():
     assert [verdict for _, verdict in results.of_the_arena(*given)] == ["open: being trained again to convergence"]
     results.arena["deepreduce-resnet"]["BF-P2"] = campaign(0.96)
     ((words, verdict),) = results.of_the_arena(*given)
-    assert words == "BF-P2: P2 is ahead of Top-r" and verdict.startswith("**No.**") and "+1.00" in verdict
+    assert words == "BF-P2: P2 converges faster than Top-r" and verdict.startswith("**No.**") and "+1.00" in verdict
