@@ -49,10 +49,10 @@ def options(
 ) -> Options:
     """
     Args:
-        own_outer: whether the optimizer of the anchor was given.
         config: as ``Config.load``.
         settings: keys of the config, in place of its own.
         every, times: as in ``Options``.
+        own_outer: whether the optimizer of the anchor was given.
         local: in place of settings in the config's key of this name; None: not given.
 
     Raises:

@@ -252,8 +252,7 @@ def selection_guard() -> Any:
 
 @operation()
 def reading(data: Any) -> AbstractContextManager[None]:
-    """The context for decoding an allgather's result: what ``prefetch_short_headers`` reads is kept
-    until its end.
+    """The context for decoding an allgather's result: what ``prefetch_short_headers`` reads is kept until its end.
 
     On a GPU, operations run on the device of ``data``.
     """

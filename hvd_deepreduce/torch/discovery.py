@@ -141,23 +141,16 @@ def refuse_wrapped(
         )
 
 
-_reducing: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
-"""What ``compress_replicas`` has returned, until it is closed, with the ids of the parameters."""
-
-
-def note_reducing(replicas: Any, tensors: Iterable[torch.Tensor] | None) -> None:
-    """Gradients of these parameters are exchanged in each step; None: no longer."""
-    if tensors is None:
-        _reducing.pop(replicas, None)
-    else:
-        _reducing[replicas] = frozenset(map(id, tensors))
+reducing: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+"""What ``compress_replicas`` has returned, until it is closed, with the ids of the parameters whose gradients it
+exchanges."""
 
 
 def refuse_reduced(tensors: Iterable[torch.Tensor], call: str = "LocalSGD") -> None:
     """Raises ``ValueError`` if ``compress_replicas`` exchanges gradients of these parameters, since ``call`` would
     exchange them, or updates, a second time."""
     ids = set(map(id, tensors))
-    if any(not ids.isdisjoint(known) for known in list(_reducing.values())):
+    if any(not ids.isdisjoint(known) for known in list(reducing.values())):
         raise ValueError(
             f"compress_replicas exchanges the gradients of this model in each step already: close() what it has "
             f"returned, on all ranks, before {call}"

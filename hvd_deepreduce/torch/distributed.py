@@ -310,7 +310,8 @@ def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
     for device in ("cpu", "cuda"):
         with suppress(RuntimeError, AttributeError):
             backend: Any = (group or dist.group.WORLD)._get_backend(torch.device(device))  # type: ignore[union-attr]
-            return timedelta(seconds=backend.options._timeout.total_seconds())
+            found: timedelta = backend.options._timeout
+            return found
     return None
 
 

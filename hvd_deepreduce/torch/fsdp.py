@@ -26,7 +26,7 @@ from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch import sharding
 from hvd_deepreduce.torch.bucket_driver import Buckets, GradBucket, Made, Where, advised, for_buckets
-from hvd_deepreduce.torch.discovery import note_reducing, refuse_reduced, trains
+from hvd_deepreduce.torch.discovery import reducing, refuse_reduced, trains
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
@@ -83,7 +83,7 @@ class Replicas(GradientCompression):
         for one in trained.values():
             handle = one.register_post_accumulate_grad_hook(self._gradient_came)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
-        note_reducing(self, trained.values())
+        reducing[self] = self._known
 
     def state_dict(self) -> dict[str, Any]:
         return self._buckets.state_dict()
@@ -104,7 +104,7 @@ class Replicas(GradientCompression):
         return for_buckets(Config.load(config, scope="bucket") if self._whole else config, 0, WHERE)
 
     def close(self) -> None:
-        note_reducing(self, None)
+        reducing.pop(self, None)
         while self._handles:
             self._handles.pop().remove()
         self._buckets.close()

@@ -129,15 +129,15 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
                 "the first argument of LocalSGD is an hvd.DistributedOptimizer, which exchanges gradients: give "
                 f"LocalSGD the optimizer that it wraps. Write: {LINE}"
             )
-        names, pairs = trained(optimizer, model, process_group, store is not None, "LocalSGD", LINE)
-        refuse_reduced(pairs.values())
-        self._reductions = Reductions(list(pairs.values()))
-        self.inner, self._steps = optimizer, _Steps(optimizer)
         if outer is not None and not callable(outer):
             raise TypeError(
                 f"outer is {type(outer).__name__}; it must be a function that makes an optimizer from a list of "
                 "tensors, as partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
             )
+        names, pairs = trained(optimizer, model, process_group, store is not None, "LocalSGD", LINE)
+        refuse_reduced(pairs.values())
+        self._reductions = Reductions(list(pairs.values()))
+        self.inner, self._steps = optimizer, _Steps(optimizer)
         given = options(
             config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix,
             anchors=anchors, own_outer=outer is not None,

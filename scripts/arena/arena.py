@@ -184,7 +184,9 @@ def run_all(names: Iterable[str], processes: int, minutes: float, methods: Seque
         started = {one.key for _, one in running.values()}
         for name, lines in known.items():
             for method in CONTESTS[name].methods:
-                for one in replayed(CONTESTS[name], method, lines)[1] if not methods or method in methods else ():
+                if methods and method not in methods:
+                    continue
+                for one in replayed(CONTESTS[name], method, lines)[1]:
                     if one.key not in started:
                         started.add(one.key)
                         yield name, one
@@ -226,7 +228,11 @@ def run(
     method: Annotated[list[str] | None, typer.Option(help="methods of these contests; default: all")] = None,
 ) -> None:
     """Trains what is missing."""
-    run_all(chosen(names), processes, minutes, method or ())
+    contests = chosen(names)
+    known = {one: None for name in contests for one in CONTESTS[name].methods}
+    if unknown := set(method or ()) - set(known):
+        raise typer.BadParameter(f"no method is named {', '.join(unknown)}; the methods are: {', '.join(known)}")
+    run_all(contests, processes, minutes, method or ())
 
 
 @app.command()

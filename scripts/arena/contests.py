@@ -422,14 +422,14 @@ def figure_7() -> Contest:
         }),
         "ours": sent("`recommended`", "recommended", True),
     }  # fmt: skip
-    figure_7 = "DeepReduce, Figure 7: "
+    said = "DeepReduce, Figure 7: "
     claims = (
         *(
-            Claim(name, "dense", 0.5, source=f"{figure_7}reaches the baseline")
+            Claim(name, "dense", 0.5, source=f"{said}reaches the baseline")
             for name in ("Top-r", "BF-P0", "BF-P1", "BF-P2")
         ),
-        Claim("BF-P2", "Top-r", 0.0, source=f"{figure_7}P2 converges faster than Top-r", early=True),
-        failing(f"{figure_7}fails"),
+        Claim("BF-P2", "Top-r", 0.0, source=f"{said}P2 converges faster than Top-r", early=True),
+        failing(f"{said}fails"),
         *(
             Claim(name, "dense", 0.5, source="DeepReduce, Figure 8: reaches the baseline")
             for name in ("Fit-Poly", "Fit-DExp")

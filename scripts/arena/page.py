@@ -29,13 +29,12 @@ process; there are no times.
 
 Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on a seed that
 is not reported, with short trainings; some knobs, most often the learning rate alone, are then searched once more with
-whole trainings. Searches and results are of the same data, which no method trains on. A method whose best setting is
-at the edge of its grid has no row. A claim is not decided where the mean gap is within two
-standard errors of the bound. `bytes / dense` is what the busiest
-worker sends, relative to a float32 ring in each step. A gap is to the first row's result with the same seed, in nats of
-loss or in points of accuracy, and positive where the method is worse; in brackets, the least and the greatest of the
-seeds. Ours are in bold. A density is computed from its budget before a training: bytes up to 2% above a budget are at
-it.
+whole trainings. Searches and results are of the same data, which no method trains on. A method whose best setting is at
+the edge of its grid has no row. A claim is not decided where the mean gap is within two standard errors of the bound.
+`bytes / dense` is what the busiest worker sends, relative to a float32 ring in each step. A gap is to the first row's
+result with the same seed, in nats of loss or in points of accuracy, and positive where the method is worse; in
+brackets, the least and the greatest of the seeds. Ours are in bold. A density is computed from its budget before a
+training: bytes up to 2% above a budget are at it.
 
 The budget of all contests is 40 hours of one core: 8 for methods that exchange in each step under AdamW (2 and 4
 workers), 20 for local steps under AdamW and Muon (8 workers, the best three with 16, one confirmation with a larger
@@ -170,7 +169,8 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
 def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> str:
     """The section of a contest, which has taken so many hours of a core."""
     seeds = "one seed" if len(contest.seeds) == 1 else f"{len(contest.seeds)} seeds"
-    knobs = " and ".join(dict.fromkeys(knob.rpartition(".")[2] for knob in contest.again))
+    tuned = {knob for method in contest.methods.values() for knob in method.knobs}
+    knobs = " and ".join(dict.fromkeys(knob.rpartition(".")[2] for knob in contest.again if knob in tuned))
     if contest.settings_of:
         searched = f" of {knobs}; other settings are those of `{contest.settings_of}`"
     else:
