@@ -128,7 +128,8 @@ def compare(told: Sequence[Statement]) -> None:
         shown = "; ".join(found) + (f"; and {count - len(found)} more" if count > len(found) else "")
         raise MismatchError(
             f"the ranks of this job do not agree: {shown}. Use the same hvd_deepreduce release, the same codec "
-            "packages, the same config (including its seed) and the same model on every rank. No gradient was applied"
+            "packages, the same config (including its seed) and the same model on every rank, and load a state on all "
+            "ranks or on none. No gradient was applied"
         )
 
 

@@ -24,7 +24,7 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "t
 
 import page
 import typer
-from contests import CONTESTS, Contest
+from contests import CONTESTS, Contest, loss_of
 from figure_kit import RESULTS, json_lines
 from trainer import train
 from tuning import Tuned, search
@@ -90,7 +90,7 @@ def campaign(
             while True:
                 points = tuning.send(answer)  # type: ignore[arg-type]  # None begins it
                 lines = yield [wanted(steps, contest.tuning_seed, {**fixed, **point}) for point in points]
-                answer = [contest.score(line) for line in lines]
+                answer = [loss_of(line) for line in lines]
         except StopIteration as end:
             return end.value
 
@@ -115,7 +115,8 @@ def replayed(contest: Contest, name: str, known: dict[str, Line]) -> tuple[Campa
     for the contest whose settings it takes."""
     given = None
     if contest.settings_of:
-        given = replayed(CONTESTS[contest.settings_of], name, lines_of(contest.settings_of))[0]
+        as_name = contest.methods[name].tuned_as or name
+        given = replayed(CONTESTS[contest.settings_of], as_name, lines_of(contest.settings_of))[0]
         if not given:
             return None, []
     steps = campaign(contest, name, given)

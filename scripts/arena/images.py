@@ -69,7 +69,7 @@ class ImageModel:
             torch.manual_seed(seed)
             return nn.utils.parameters_to_vector(self.make().parameters()).detach()
 
-    def Job(self, batch: int, dtype: torch.dtype) -> ImageJob:  # noqa: N802 - as the class of the modules
+    def Job(self, batch: int) -> ImageJob:  # noqa: N802 - as the class of the modules
         return ImageJob(self.make(), self.data(), self.batch)
 
 

@@ -36,6 +36,12 @@ result with the same seed, in nats of loss or in points of accuracy, and positiv
 brackets, the least and the greatest of the seeds. Ours are in bold. A density is computed from its budget before a
 training: bytes up to 2% above a budget are at it.
 
+The jobs: `gpt` (0.61 M parameters; `gpt-large` 2.4 M) and `lstm` (0.36 M) read the source of Python's standard
+library, by characters, in windows of 64, 4 of them a worker and step; the loss is on text that they have not seen.
+`resnet` (38 thousand parameters) and `densenet` (60 thousand) see 4,000 digits of MNIST with 14 x 14 pixels, 16 a
+worker and step; `digits`, a ResNet of 1.4 M, sees scikit-learn's 1,437, 4 a worker and step; the accuracy is on 1,000,
+or 360, other digits. The learning rate has a warm-up and then a cosine.
+
 The budget of all contests is 40 hours of one core: 8 for methods that exchange in each step under AdamW (2 and 4
 workers), 20 for local steps under AdamW and Muon (8 workers, the best three with 16, one confirmation with a larger
 model, and updates that are applied later), 4 for SGD with momentum, and 8 for the papers' classifiers.

@@ -57,7 +57,7 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
     torch.set_num_threads(1)
     began = time.process_time()
     model = JOBS[job]
-    data, start = model.Job(BATCH, torch.float32), model.initial(seed)
+    data, start = model.Job(BATCH), model.initial(seed)
     local = "every" in settings
     replicas = np.tile(start.numpy(), (workers if local else 1, 1))
     updates = _updates(settings, replicas, model.SIZES) if local else None

@@ -168,7 +168,7 @@ def row(indices: np.ndarray, shapes: Shapes) -> dict[str, float]:
 
 def gpt_accumulator(density: float, steps: int) -> np.ndarray:
     """Residual and gradient of a rank of the GPT's training."""
-    job, flat = gpt_job.Job(dtype=torch.float32), SMALL.initial(0)
+    job, flat = gpt_job.Job(), SMALL.initial(0)
     parameter = torch.nn.Parameter(flat)
     optimizer = torch.optim.AdamW([parameter], 2.5e-3, betas=(0.9, 0.99), weight_decay=0.1)
     ranks = SimulatedRanks(Config.load("topk_model", density=density), 2, SMALL.SIZES)

@@ -1,4 +1,4 @@
-"""Figures of trainings: Bloom filter policies, value codecs and stand-alone compressors (DeepReduce), DenseStream.
+"""Figures of trainings: Bloom filters (DeepReduce), DenseStream, and SKCompress of a neural network.
 
 All ranks of a job are simulated in one process (scripts/train/simulated_ranks.py) with real containers and residuals,
 so these figures have bytes and results, and no times.
@@ -165,7 +165,7 @@ def lines(data: Data, title: str) -> Picture:
     return figure
 
 
-# --- DeepReduce Figure 7 (and 17 of the appendix): policies
+# --- DeepReduce Figure 6, and 17 of the appendix: policies
 
 
 def bloom(policy: str, fpr: float = 0.001, **more: Any) -> dict[str, Any]:
@@ -268,20 +268,6 @@ def fpr_table(data: Data) -> str:
     )
 
 
-VALUES: dict[str, Settings] = {
-    "dense": None, "Top-r": "topk_raw", "Fit-Poly": "dr_fit_poly", "Fit-DExp": "dr_fit_dexp", "Deflate": "dr_deflate",
-    "QSGD": "dr_qsgd",
-    **{f"ours: {name}, packed indices": {"sparsifier": {"name": "topk", "density": 0.01}, "index": "packed",
-                                         "value": value, "scope": "tensor"}
-       for name, value in (("Fit-Poly", "fit_poly"), ("Fit-DExp", "fit_dexp"))},
-}  # fmt: skip
-"""The two of ours decode to the same as those of 32-bit keys: only their volumes differ."""
-ALONE: dict[str, Settings] = {
-    "dense": None, "Top-r": "topk_raw", "BF-P2": "dr_bf_p2", "Fit-Poly": "dr_fit_poly",
-    "3LC": "three_lc", "SketchML, 64 buckets": {"joint": {"name": "sketchml", "buckets": 64, "center": "middle"},
-                                                 "sparsifier": "nonzero", "scope": "tensor"},
-    "ours: top 1%, `topk_rice_qsgd`": "topk_rice_qsgd",
-}  # fmt: skip
 STREAMS: dict[str, Settings] = {
     "dense": None,
     **{f"DenseStream, {density:.0%}": {"sparsifier": {"name": "topk", "density": density}, "joint": "densestream",
@@ -315,20 +301,6 @@ FIGURES = [
     Figure(
         "deepreduce_6", "The false positive rate of a Bloom filter", ("DeepReduce Figure 6", "appendix Figure 15"),
         figure_6, draw_fpr, fpr_table, 8,
-    ),
-    Figure(
-        "deepreduce_7", "Policies of Bloom filters",
-        ("DeepReduce Figure 7", "DeepReduce Figure 15a", "appendix Figure 17a"),
-        lambda tiny: trainings(policies(0.01), 3, tiny), lambda data: lines(data, "policies of Bloom filters, ResNet"),
-        in_rows, 5,
-    ),
-    Figure(
-        "deepreduce_8", "Value codecs", ("DeepReduce Figure 8",), lambda tiny: trainings(VALUES, 3, tiny),
-        lambda data: lines(data, "value codecs, ResNet"), in_rows, 6,
-    ),
-    Figure(
-        "deepreduce_9", "Beside stand-alone compressors", ("DeepReduce Figure 9", "appendix Figure 16"),
-        lambda tiny: trainings(ALONE, 3, tiny), lambda data: lines(data, "stand-alone compressors, ResNet"), in_rows, 5,
     ),
     Figure(
         "deepreduce_17", "Policies of Bloom filters on a DenseNet", ("DeepReduce Figure 15b", "appendix Figure 17b"),

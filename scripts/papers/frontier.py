@@ -191,15 +191,13 @@ JOBS = {
 }  # fmt: skip
 
 
-def train(
-    job_name: str, name: str, workers: int, steps: int, seed: int, dtype: torch.dtype = torch.bfloat16
-) -> Run:
-    """One run; the GPT computes in ``dtype``. Every gradient that a step is made with is clipped first."""
+def train(job_name: str, name: str, workers: int, steps: int, seed: int) -> Run:
+    """One run. Every gradient that a step is made with is clipped first."""
     torch.set_num_threads(1)
     began = time.process_time()
     setup = JOBS[job_name]
     model, method = setup.model, setup.methods[name]
-    job, start = model.Job(BATCH, dtype), model.initial(seed).numpy()
+    job, start = model.Job(BATCH), model.initial(seed).numpy()
     dense, alone = method.sends == "dense", method.sends == "updates"
     config = Config.load(method.config) if method.config else None
     ranks = SimulatedRanks(config, workers, model.SIZES) if config else DenseRanks(workers)

@@ -1,4 +1,4 @@
-"""A character LSTM on the source of Python's standard library, on one core: a job of frontier.py.
+"""A character LSTM on the source of Python's standard library, on one core: a job of the arena.
 
 A worker's parameters are views of one flat vector, as in gpt_job.py, which has the text and the batches.
 """
@@ -48,10 +48,10 @@ def initial(seed: int) -> Tensor:
 
 
 class Job(gpt_job.Job):
-    """As the GPT's, in float32."""
+    """As the GPT's."""
 
-    def __init__(self, batch: int, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(batch, torch.float32)
+    def __init__(self, batch: int) -> None:
+        super().__init__(batch)
         self._model = Lstm()
 
     def parameters(self, flat: Tensor) -> list[Tensor]:

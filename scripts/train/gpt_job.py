@@ -1,4 +1,4 @@
-"""A GPT on the source of Python's standard library, on one core: a job of the arena and of frontier.py.
+"""A GPT on the source of Python's standard library, on one core: a job of the arena.
 
 A worker's parameters are views of one flat vector, so that updates, moments and momentum are operations of one vector.
 """
@@ -88,9 +88,9 @@ class Gpt:
         """Mean cross entropy, in nats a character."""
         return functional.cross_entropy(self.scores(parameters, inputs), targets.flatten())
 
-    def Job(self, batch: int = 4, dtype: torch.dtype = torch.bfloat16) -> Job:  # noqa: N802 - as the class
+    def Job(self, batch: int = 4) -> Job:  # noqa: N802 - as the class
         """Batches and gradients of this model."""
-        return Job(batch, dtype, self)
+        return Job(batch, self)
 
 
 @torch.no_grad()
@@ -118,8 +118,6 @@ class Job:
 
     Args:
         batch: sequences of a worker's batch.
-        dtype: in which gradients are computed. bfloat16 is twice as fast as float32 on a processor that computes with
-            it, and ten times as slow on others.
         model: the GPT.
 
     Attributes:
@@ -128,8 +126,8 @@ class Job:
 
     together = True
 
-    def __init__(self, batch: int = 4, dtype: torch.dtype = torch.bfloat16, model: Gpt | None = None) -> None:
-        self.batch, self.dtype, self.model = batch, dtype, model or SMALL
+    def __init__(self, batch: int = 4, model: Gpt | None = None) -> None:
+        self.batch, self.model = batch, model or SMALL
         train, held_out = tokens()
         self.train = torch.from_numpy(train)
         self.held_out = torch.from_numpy(held_out)
@@ -155,10 +153,10 @@ class Job:
 
     def gradient(self, flat: Tensor, generators: Sequence[torch.Generator], out: Tensor) -> None:
         """Writes the mean gradient of one batch of each worker at the parameters ``flat`` to ``out``, both float32
-        ``[NUMEL]``. The model runs in ``dtype``; parameters and sums of gradients are float32."""
+        ``[NUMEL]``."""
         batches = [self.batch_of(generator) for generator in generators]
         inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        parameters = self.parameters(flat.to(self.dtype))
+        parameters = self.parameters(flat)
         value = functional.cross_entropy(self.scores(parameters, inputs), targets.flatten())
         out.copy_(torch.cat([part.flatten() for part in torch.autograd.grad(value, parameters)]))
 

@@ -5,7 +5,7 @@
     mpirun -np 2 python scripts/train/train_gpt.py --config none            # dense gradients, for comparison
 
 A config with ``local`` goes to LocalSGD, with the learning rate times the root of the number of ranks. Model, data and
-batches are those of gpt_job.py, so the simulation in frontier.py is of this job. After each tenth of the steps,
+batches are those of gpt_job.py, so the simulation in the arena is of this job. After each tenth of the steps,
 OUT/metrics.json is written, with the loss on text that the model has not seen, and the share of its characters that
 were predicted: each rank computes a part of it, with its own parameters.
 """

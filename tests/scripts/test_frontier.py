@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import json
 
-import lstm_job
-import numpy as np
 import pytest
-import torch
-from frontier import JOBS, Method, clipped, load, picture, rows, signs, table, train
-from gpt_job import SMALL
-from local_updates import LocalUpdates
-from simulated_ranks import DenseRanks
+from frontier import JOBS, Method, load, picture, rows, signs, table, train
 
 from hvd_deepreduce import Config
 from hvd_deepreduce.config import presets
@@ -20,49 +14,10 @@ from tests.ranks import ROOT
 GPT, LSTM = JOBS["gpt"], JOBS["lstm"]
 
 
-def generators() -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in (1, 2)]
-
-
-def test_a_model_that_knows_nothing_has_the_loss_of_a_uniform_guess():
-    flat = SMALL.initial(0)
-    assert flat.shape == (SMALL.NUMEL,) and sum(SMALL.SIZES) == SMALL.NUMEL
-    tokens = torch.arange(64).view(1, 64) % 97
-    assert SMALL.loss(SMALL.views(flat), tokens, tokens.flip(1)).item() == pytest.approx(np.log(97), abs=0.3)
-
-
-def test_updates_without_compression_are_averaged():
-    rng = np.random.default_rng(0)
-    updates = LocalUpdates(DenseRanks(2), np.zeros(100, np.float32))
-    updates.local += rng.standard_normal((2, 100)).astype(np.float32)
-    expected = updates.local.mean(0)
-    updates.synchronise()
-    np.testing.assert_allclose(updates.local, [expected, expected], rtol=0, atol=1e-7)
-    assert updates.job.sent == [400, 400]  # 2 (n - 1) / n of the bytes
-
-
 def test_the_learning_rate_grows_with_the_root_of_the_workers_where_updates_want_it():
     assert GPT.rate(Method("", longer=True), 4) == 2 * GPT.rate(Method("", "dense"), 4) == 2 * GPT.rates[4]
     assert GPT.rate(GPT.methods["adamw_safe"], 2) == pytest.approx(2**0.5 * GPT.rate(GPT.methods["dense"], 2))
     assert LSTM.rate(Method(""), 2) == LSTM.rate(Method(""), 8)
-
-
-def test_a_gradient_is_that_of_the_module_and_of_both_batches():
-    assert sum(lstm_job.SIZES) == lstm_job.NUMEL == lstm_job.initial(0).numel()
-    job, flat, out = lstm_job.Job(2), lstm_job.initial(0), torch.zeros(lstm_job.NUMEL)
-    job.gradient(flat, generators(), out)
-    model = lstm_job.Lstm()
-    torch.nn.utils.vector_to_parameters(flat, model.parameters())
-    losses = [model.loss(*job.batch_of(generator)) for generator in generators()]
-    assert losses[0].item() == pytest.approx(np.log(97), abs=0.3), "it knows nothing yet"
-    (sum(losses) / 2).backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-7)
-
-
-def test_each_gradient_is_clipped_by_itself():
-    gradients = torch.tensor([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0]])
-    torch.testing.assert_close(clipped(gradients, 0.25).norm(dim=1), torch.tensor([0.25, 0.05, 0.0]))
 
 
 def test_a_step_without_compression_is_that_of_dense(monkeypatch):

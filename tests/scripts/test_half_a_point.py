@@ -5,7 +5,7 @@ from __future__ import annotations
 import doc_sections
 import half_a_point
 import pytest
-from half_a_point import HEADS, Run, gpt, neumf, rows, table
+from half_a_point import HEADS, Run, neumf, rows, table
 
 
 def test_differences_are_to_dense_of_the_same_seed():
@@ -13,7 +13,7 @@ def test_differences_are_to_dense_of_the_same_seed():
     runs += [Run("ncf", "adamw_small", seed, 0.798 + 0.012 * seed, 0.001) for seed in (0, 1)]
     runs += [Run("ncf", "adamw_small", 7, 0.1, 0.001)]  # dense has no such seed
     (row,) = rows(runs)
-    assert row == ["ncf", "`adamw_small`", "0.100%", "80.40%", "80.50%", "-0.10 (-0.20 to +0.00)", "", "2", "yes"]
+    assert row == ["ncf", "`adamw_small`", "0.100%", "80.40%", "80.50%", "-0.10 (-0.20 to +0.00)", "2", "yes"]
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ def test_differences_are_to_dense_of_the_same_seed():
     [(0.004, 0.0025, "yes"), (0.0051, 0.001, "**no**"), (0.0, 0.0026, "**no**"), (-0.01, 0.001, "yes")],
 )
 def test_the_aim_is_both_accuracy_and_bytes(lost, share, reached):
-    (row,) = rows([Run("gpt", "none", 0, 0.5, 1, 1.6), Run("gpt", "adamw_small", 0, 0.5 - lost, share, 1.62)])
-    assert row[-1] == reached and row[-3] == "+0.020" and len(row) == len(HEADS)
+    (row,) = rows([Run("ncf", "none", 0, 0.5, 1), Run("ncf", "adamw_small", 0, 0.5 - lost, share)])
+    assert row[-1] == reached and len(row) == len(HEADS)
 
 
 def test_short_runs_repeat_and_count_their_bytes():
@@ -32,8 +32,6 @@ def test_short_runs_repeat_and_count_their_bytes():
     assert 0 < small.share < 0.01 and small.result != 0
     with pytest.raises(ValueError, match="preset is 'small'; only none and presets with local updates run here"):
         neumf("small", 0, 60, 1)
-    run = gpt("adamw_small", 0, 4)
-    assert 0 < run.share < 0.002 and 0 <= run.result < 0.5 and run.nats is not None and 3 < run.nats < 5
 
 
 def test_the_page_has_the_table_of_the_runs():

@@ -91,9 +91,9 @@ def test_only_what_is_asked_for_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(figures, "PAGE", tmp_path / "figures.md")
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     figure_kit.dump(OWN["deepreduce_5"].json, OWN["deepreduce_5"].make(tiny=True))
-    figures.main(["deepreduce_5", "deepreduce_7"], draw=True, listed=False, processes=1)
-    assert (tmp_path / "deepreduce_5.png").exists() and not (tmp_path / "deepreduce_7.png").exists()
-    assert "there is no deepreduce_7.json yet" in capsys.readouterr().out
+    figures.main(["deepreduce_5", "deepreduce_6"], draw=True, listed=False, processes=1)
+    assert (tmp_path / "deepreduce_5.png").exists() and not (tmp_path / "deepreduce_6.png").exists()
+    assert "there is no deepreduce_6.json yet" in capsys.readouterr().out
     assert (tmp_path / "figures.md").read_text().count("<!-- begin") == 1
     with pytest.raises(figures.typer.BadParameter, match="no figure is named deepreduce_1; the names are: deepreduce"):
         figures.main(["deepreduce_1"], draw=False, listed=False, processes=1)
