@@ -81,10 +81,9 @@ class ScaledMomentum(Feedback):
     ``magnitude: one`` each rank has one vote on the direction of an element, and the optimizer steps by the sign of the
     sum (``hvd_deepreduce.torch.SignMomentum``). v and m take as much memory as under ``dgc``, and are saved as the
     velocity and the residual. Small tensors are compressed too. Of the exchanges, ``allgather`` and
-    ``reduce_scatter`` have this memory, since the others select from sums, which are no rank's momentum. Under
-    ``reduce_scatter`` what the second encoding rounds is lost: of votes the count, which the optimizer does not need.
-    With its ``density``, the elements with the most votes are applied, and a vote that is not applied returns to the
-    momentum that it came from.
+    ``reduce_scatter`` without a density have this memory, since the others select from sums, which are no rank's
+    momentum. Under ``reduce_scatter`` what the second encoding loses is lost: of votes the count, which the optimizer
+    does not need.
 
     Attributes:
         decay: the share of the momentum that the next step keeps, from 0, and below 1.

@@ -16,7 +16,6 @@ import hvd_deepreduce.codecs.index
 import hvd_deepreduce.codecs.joint
 import hvd_deepreduce.codecs.sparsify
 import hvd_deepreduce.codecs.value  # noqa: F401  (these register the codecs)
-from hvd_deepreduce.codecs.index.bloom import Bloom
 from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
 from hvd_deepreduce.codecs.interfaces import Codec, IndexCodec, JointCodec, Sparsifier, ValueCodec, meant
 from hvd_deepreduce.codecs.joint.three_lc import ThreeLC
@@ -214,26 +213,18 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_memory(self) -> Config:
-        if not self.memory.leaves_whole:
-            return self
-        own = isinstance(self.exchange, AllGather | ReduceScatter)
-        if not (own and self.hierarchical is False):
-            what = f"hierarchical is {self.hierarchical!r}" if own else f"exchange is {self.exchange.name!r}"
+        cuts_sums = getattr(self.exchange, "density", None) is not None
+        selects_once = isinstance(self.exchange, AllGather | ReduceScatter) and not cuts_sums
+        if self.memory.leaves_whole and not (selects_once and self.hierarchical is False):
+            what = f"hierarchical is {self.hierarchical!r}"
+            if not selects_once:
+                density = getattr(self.exchange, "density", None)
+                what = f"exchange is {self.exchange.name!r}{'' if density is None else f' with density {density}'}"
             raise ConfigError(
                 f"memory is {self.memory.name!r} and {what}, where ranks select from sums, while what is sent must "
                 "leave the momentum of the rank that sends it: set exchange to 'allgather' or 'reduce_scatter' and "
                 "hierarchical to False, or memory to 'dgc'"
             )
-        if isinstance(self.exchange, ReduceScatter) and self.exchange.density is not None:
-            other = self.joint or (self.index if isinstance(self.index, Bloom) else None)
-            if other is not None:
-                raise ConfigError(
-                    f"memory is {self.memory.name!r}, exchange is 'reduce_scatter' with density "
-                    f"{self.exchange.density}, and {'joint' if other is self.joint else 'index'} is {other.name!r}, "
-                    "which may send other elements than were selected, while what the sum does not have must return "
-                    "to the momentum of the rank that has sent it: set index to another codec, such as 'rice', or "
-                    "leave the density out"
-                )
         return self
 
     @model_validator(mode="after")

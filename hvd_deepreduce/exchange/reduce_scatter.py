@@ -12,9 +12,6 @@ What the second encoding loses is added to the owner's residual, where it is one
 sent. So the sum that is applied and all ranks' residuals are together what came in, as with the allgather of
 containers. It is added once the result is there, and not where a rank has failed.
 
-Under the memory ``scaled_momentum``, a rank's momentum gets back what the rank has voted on and the sum does not have:
-the elements that ``density`` cuts, and those whose votes cancel.
-
 With P ranks that keep k elements each, a rank receives between k and P k elements by the alltoall, and the elements of
 the sum by the allgather; with ``density`` 1.6 k at most, and ``density`` times the vector's. Every slice's container
 has a header.
@@ -28,7 +25,7 @@ Nothing here waits for other ranks: ``steps`` is a generator that asks for colle
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -63,22 +60,15 @@ LARGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}
 
 @dataclass(frozen=True)
 class DecodedSum:
-    """The sum of all ranks' vectors, as all ranks have decoded it.
-
-    Attributes:
-        written: is called with the sum, once it is written.
-    """
+    """The sum of all ranks' vectors, as all ranks have decoded it."""
 
     parts: list[tuple[int, int, Part]]
     threads: int
-    written: Callable[[Floats], None] | None = None
 
     def write(self, out: Floats, scale: float) -> None:
         """``out = scale * sum``; ``out`` is float32 or float64 ``[numel]``."""
         for begin, end, part in self.parts:
             arrays.sum_into(out[begin:end], [part], scale, self.threads)
-        if self.written is not None:
-            self.written(out)
 
 
 @dataclass(frozen=True)
@@ -141,7 +131,6 @@ class SlicedSum(FailureDeferring):
     half: str | None = None
     _bounds: list[int] = field(default_factory=list)
     _short: ShortSlices | None = None
-    _voted: tuple[U32, Floats] | None = None
 
     def steps(self) -> Generator[AllToAll | AllGather, Any, DecodedSum | CheckedSum]:
         """The program of this rank; with one rank it asks for nothing.
@@ -161,14 +150,12 @@ class SlicedSum(FailureDeferring):
             del whole
             return (yield from self._sum_of_slices(received, sizes))
         corrected, selected = self._attempt((None, None), self._select)
-        votes = pipeline.config.memory.leaves_whole
-        if (exchange.density is not None or votes) and ranks > 1 and gradient.size:
+        balances = exchange.density is not None or pipeline.config.memory.leaves_whole
+        if balances and ranks > 1 and gradient.size:
             chosen = None if selected is None else selected[0]
             indices = NOTHING.view(np.uint32) if chosen is None else arrays.to_host(chosen)
             self._bounds = yield from balanced_bounds(indices, gradient.size, rank, ranks, self._fail)
         messages = self._attempt(None, self._encode, corrected, selected)
-        if exchange.density is not None and votes and selected is not None and selected[0] is not None:
-            self._voted = selected[0], selected[1]
         if ranks == 1:
             self._raise_failure()
             assert messages is not None
@@ -202,9 +189,6 @@ class SlicedSum(FailureDeferring):
         del received
         gathered = yield AllGather(self._told() if packed is None or self.failures else packed, last=True)
         total = self._checked(gathered) or self._decoded_sum(gathered)
-        if self._voted is not None and self.residual is not None:
-            assert isinstance(total, DecodedSum)
-            total = replace(total, written=partial(arrays.give_back, self.residual, *self._voted))
         if loss is not None and self.keeps is not None:
             begin, end = self._slice(rank)
             arrays.add(self.keeps[begin:end], loss, pipeline.threads)

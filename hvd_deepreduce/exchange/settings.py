@@ -138,7 +138,7 @@ class ReduceScatter(ExchangeSettings):
     with MPI or Gloo.
 
     What the second encoding loses stays in the residual of the rank that sums the slice; under the memory
-    ``scaled_momentum``, what ``density`` cuts stays with the ranks that have sent it, and the rest is lost.
+    ``scaled_momentum`` it is lost.
 
     Attributes:
         density: of the sum, in (0, 1]: the elements of largest magnitude of each slice are sent, as many of each slice

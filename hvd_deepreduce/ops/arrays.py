@@ -141,26 +141,6 @@ def _(dense: Device, indices: Device | None, values: Device) -> None:
 
 
 @operation()
-def give_back(dense: Floats, indices: U32, values: Floats, total: Floats) -> None:
-    """``dense[i] = value`` for each index i with ``total[i] == 0``, in place.
-
-    Args:
-        dense, total: ``[numel]``, of one dtype.
-        indices: distinct, and below numel; this is not checked.
-        values: of the indices, of the dtype of ``dense``.
-    """
-    missing = total[indices] == 0
-    dense[indices[missing]] = values[missing]
-
-
-@give_back.cuda
-def _(dense: Device, indices: Device, values: Device, total: Device) -> None:
-    if values.size:
-        kernel = f"give_back_{suffix(dense.dtype)}"
-        for_each(array_module(dense), _FILE, kernel, values.size, dense, indices, values.size, values, total)
-
-
-@operation()
 def sum_into(out: Floats, parts: list[tuple[U32 | None, Floats]], scale: float, threads: int = 1) -> None:
     """``out = scale * (the sum of all parts)``, summed in the order of the parts.
 

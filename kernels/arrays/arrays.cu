@@ -40,10 +40,6 @@ FLOAT_KERNEL(subtract, (T* dense, const u32* indices, u64 count, const T* values
     if ((bad && *bad) || (zeros && *zeros)) return;
     for (u64 i = grid_thread(); i < count; i += grid_threads()) dense[indices ? indices[i] : i] -= values[i])
 
-FLOAT_KERNEL(give_back, (T* dense, const u32* indices, u64 count, const T* values, const T* total),
-    for (u64 i = grid_thread(); i < count; i += grid_threads())
-        if (total[indices[i]] == 0) dense[indices[i]] = values[i])
-
 // ---- Sum: out = scale * (the sum of up to eight parts, in their order).
 
 // part[p]. All places are known when this is compiled, so that the parts stay in registers and constants: an array that

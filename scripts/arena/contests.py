@@ -28,9 +28,6 @@ class Method:
         value_bits: of a value that is sent.
         blocks: the knob ``block`` is the elements of a block, of the sparsifier and of the index codec.
         published_bits: of an element that is sent, its index included, in the published format, where ours is smaller.
-        of_sum: the path of the density of the sum, which is that of what a worker sends: the exchange has two phases,
-            of which each sends a container to the other workers once.
-        tuned_as: the method of the contest ``Contest.settings_of`` whose settings it takes; empty: of its own name.
     """
 
     words: str
@@ -41,8 +38,6 @@ class Method:
     value_bits: float = 1.0
     blocks: bool = False
     published_bits: int = 0
-    of_sum: str = ""
-    tuned_as: str = ""
 
     def published_share(self, settings: Mapping[str, Any], workers: int) -> float:
         """The bytes relative to dense in the published format."""
@@ -61,11 +56,7 @@ class Method:
             put(settings, "with.config.index.block", block)
         if self.share is not None:
             every = settings.get("every", 1)
-            sends = 2 if self.of_sum else workers
-            density = density_of(self.share, sends, every, self.value_bits, block)
-            put(settings, self.density, density)
-            if self.of_sum:
-                put(settings, self.of_sum, density)
+            put(settings, self.density, density_of(self.share, workers, every, self.value_bits, block))
         return settings
 
 
@@ -192,26 +183,23 @@ def largest(value: str | dict[str, Any]) -> dict[str, Any]:
     return {"sparsifier": {"name": "topk", "density": 0.01}, "index": "auto", "value": value, "scope": "model"}
 
 
-def signs(share: float, block: int, decay: float, two_phases: bool = False) -> Method:
+def signs(share: float, block: int, decay: float) -> Method:
     """Signs of scaled momentum in each step, at a budget: the memory ``scaled_momentum`` and ``SignMomentum``.
 
     Args:
         block: elements that are chosen together, with which the search begins.
         decay: of the momentum, with which the search begins.
-        two_phases: whether owners of slices count the votes, and send the signs of the elements with the most.
     """
     config = {
         "sparsifier": {"name": "block_topk", "norm": "l1"}, "index": {"name": "blocks"}, "scope": "model",
         "value": {"name": "sign", "magnitude": "one"}, "memory": {"name": "scaled_momentum", "clip": 1.0},
     }  # fmt: skip
-    if two_phases:
-        config["exchange"] = {"name": "reduce_scatter"}
     return Method(
-        f"**signs of scaled momentum**, {'in two phases, ' * two_phases}{share:.2%}",
+        f"**signs of scaled momentum**, {share:.2%}",
         {"optimizer": "sign", "weight_decay": 0.1, "scheme": "containers", "with": {"config": config}},
         {"lr": Scale(8e-3, 1.4), SIGNS_DECAY: starting(MOMENTA, decay), "weight_decay": DECAY,
          "block": Choice((1, 2, 4, 8, 16, 32), block, (True, False))},
-        share, f"with.{DENSITY}", blocks=True, of_sum="with.config.exchange.density" if two_phases else "",
+        share, f"with.{DENSITY}", blocks=True,
     )  # fmt: skip
 
 
@@ -320,8 +308,6 @@ def from_eight(
             half of that after 2,000.
     """
     methods = {name: method for name, method in local_adamw(8).methods.items() if name in BEST}
-    if workers > 8:
-        methods["signs, two phases"] = replace(signs(0.007, 1, 0.98, two_phases=True), tuned_as="signs 0.7%")
     claims = (Claim("signs 0.7%", "dense", most, 0.007), Claim("signs 0.7%", "sparseloco 1.6%", 0.0, 0.008))
     return Contest(
         title, job, workers, 2000, 2000, 14, methods, claims, again, seeds, settings_of="adamw-8", note=note

@@ -97,7 +97,7 @@ def an_optimizer_that_loses_under_the_config_is_told_once():
 
 @case
 def sign_momentum_steps_as_a_simulation_of_all_ranks():
-    """Parameters, bit for bit, also of a resumed job, by both exchanges, and where votes return; and no warning."""
+    """Parameters, bit for bit, also of a resumed job, by both exchanges; and no warning."""
     rate, decay = 0.125, 0.1
     first = {f"p{at}": np.linspace(-1, 1, size) for at, size in enumerate(votes_job.SIZES)}
 
@@ -105,14 +105,10 @@ def sign_momentum_steps_as_a_simulation_of_all_ranks():
         config = {**votes_job.config(scope), "exchange": exchange}
         return on.given(first, config, make=lambda params, lr: SignMomentum(params, rate, decay))
 
-    jobs = [(scope, exchange, votes_job.sums(scope, on.size())) for scope, exchange in (
-        *((scope, "allgather") for scope in votes_job.SCOPES), ("bucket", "reduce_scatter")
-    )]  # fmt: skip
-    jobs.append(("bucket", {"name": "reduce_scatter", "density": 1.0}, votes_job.sums_without_ties(on.size())))
-    for scope, exchange, sums in jobs:
+    for scope, exchange in (*((scope, "allgather") for scope in votes_job.SCOPES), ("bucket", "reduce_scatter")):
         job, values = made(scope, exchange), np.concatenate(list(first.values()))
         with heard() as texts:
-            for step, total in enumerate(sums):
+            for step, total in enumerate(votes_job.sums(scope, on.size())):
                 if step == 3:
                     saved, job = job.saved(), made(scope, exchange)
                     job.load(saved)

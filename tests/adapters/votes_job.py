@@ -26,22 +26,3 @@ def _sent(square, momentum, gradient, step):
 def sums(scope, ranks):
     """The sum of all ranks' votes in each step: all tensors, one after the other."""
     return dgc_job.totals(scope, ranks, STEPS, _sent)
-
-
-def sums_without_ties(ranks):
-    """As ``sums`` of a bucket, and votes whose sum is 0 return to the momentum of each rank."""
-    voted = []
-
-    def sent(square, momentum, gradient, step):
-        before = momentum.copy()
-        scaled_momentum.step(square.copy(), before, gradient, step + 1, k=0, **MEMORY)
-        votes = _sent(square, momentum, gradient, step)
-        voted.append((momentum, before, votes))
-        return votes
-
-    for total in dgc_job.totals("bucket", ranks, STEPS, sent):
-        for momentum, before, votes in voted:
-            for at in votes:
-                momentum[at] = before[at] if total[at] == 0 else 0.0
-        voted.clear()
-        yield total

@@ -16,7 +16,6 @@ from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.codecs.sparsify.topk import kept_of
 from hvd_deepreduce.exchange.balance import AllGather, AllToAll, balanced_bounds, from_codes, quotas, to_codes
 from hvd_deepreduce.exchange.reduce_scatter import SlicedSum
-from hvd_deepreduce.ops import momentum
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
 from tests import cases
@@ -26,10 +25,6 @@ from tests.selection import examples, first
 from tests.support.simulated_collectives import CollectiveNetwork, altered
 
 TOP = {"name": "reduce_scatter", "density": 0.1}
-VOTES = {
-    "sparsifier": "topk", "index": "rice", "value": {"name": "sign", "magnitude": "one"}, "memory": "scaled_momentum",
-    "scope": "model",
-}  # fmt: skip
 RAW = {"value": "raw", "scope": "model"}
 
 
@@ -169,50 +164,6 @@ def test_without_rounding_it_is_the_sum_of_the_allgather(sparsifier, memory):
         sides.append((np.sign(out) if votes else out, *residuals, *velocities))
     for one, other in zip(*sides, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(
-    numel=st.integers(1, 200), ranks=st.integers(1, 6), seed=st.integers(0, 2**32 - 1), density=st.floats(0.01, 0.6),
-    top=st.floats(0.01, 1), double=st.booleans(),
-)  # fmt: skip
-def test_votes_that_the_sum_does_not_have_return_to_the_momentum(numel, ranks, seed, density, top, double):
-    """The most voted elements of each slice are applied; what a rank has voted on leaves its momentum there alone."""
-    rng, dtype = np.random.default_rng(seed), np.float64 if double else np.float32
-    config = Config.load(VOTES, density=density, exchange={"name": "reduce_scatter", "density": top})
-    memory, pipeline = config.memory, Pipeline(config)
-    momenta, squares = ([np.zeros(numel, dtype) for _ in range(ranks)] for _ in range(2))
-    for step in range(3):
-        gradients = [rng.standard_normal(numel).astype(dtype) for _ in range(ranks)]
-        expected, votes, supports = [], np.zeros(numel, int), []
-        for g, m, v in zip(gradients, momenta, squares, strict=True):
-            before, square = m.copy(), v.copy()
-            momentum.advance_squares(square, g, before, memory.beta2, step + 1, memory.decay, memory.eps, 1.0, 1)
-            sent, _ = topk.select(before, kept_of(density, numel))
-            votes[sent] += np.sign(before[sent]).astype(int)
-            expected.append(before)
-            supports.append(sent)
-        bounds, kept = [0, numel], numel
-        if ranks > 1:
-            bounds, kept = bounds_of(supports, numel)[0], kept_of(top, numel)
-        applied = np.zeros(numel)
-        for (begin, end), most in zip(itertools.pairwise(bounds), quotas_of(bounds, kept), strict=True):
-            order = sorted(range(begin, end), key=lambda i: (-abs(votes[i]), i))[:most]
-            applied[order] = np.sign(votes[order])
-        if ranks == 1:
-            applied = votes
-        for before, sent in zip(expected, supports, strict=True):
-            before[sent[applied[sent] != 0]] = 0
-        works = [
-            SlicedSum(pipeline, ranks, RngKey(3, 1, step, rank), g, m, m, v)
-            for rank, (g, m, v) in enumerate(zip(gradients, momenta, squares, strict=True))
-        ]  # fmt: skip
-        for result in CollectiveNetwork(ranks).run([one.steps() for one in works]):
-            out = np.full(numel, 9, dtype)
-            result.write(out, 0.5)
-            np.testing.assert_array_equal(out, 0.5 * applied)
-        for m, before in zip(momenta, expected, strict=True):
-            np.testing.assert_array_equal(m, before)
 
 
 def test_tensors_select_by_themselves():

@@ -17,7 +17,6 @@ def test_dense(gpu, name):
         both(gpu, arrays.gather, x, at)
         both(gpu, arrays.subtract_sent, x, at, x[at] * x.dtype.type(0.75))
         both(gpu, arrays.subtract_sent, x, None, x * x.dtype.type(0.75))
-        both(gpu, arrays.give_back, x, at, x[at] * x.dtype.type(0.75), np.ascontiguousarray(x[::-1]))
 
 
 @pytest.mark.parametrize("name", INPUTS)
