@@ -547,7 +547,7 @@ def sgd_digits() -> Contest:
     claims = (Claim("ours 1.4%", "dense", None, 0.0146), Claim("ours 1.4%, velocity", "dense", None, 0.0146),
               Claim("powersgd 4", "dense", None))  # fmt: skip
     return Contest(
-        "SGD with momentum, a ResNet on digits, 4 workers", "digits", 4, 300, 150, 8, methods, claims,
+        "SGD with momentum, a ResNet on digits, 4 workers", "digits", 4, 300, 150, 16, methods, claims,
         seeds=tuple(range(10)), unit="points",
     )  # fmt: skip
 

@@ -163,7 +163,9 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
              ylabel=f"worse than {reference}, {contest.unit}", title=contest.title)  # fmt: skip
     linear = 0.1 if contest.unit == "nats" else 1.0
     if max(map(abs, axes.get_ylim())) > linear:
-        axes.set_yscale("symlog", linthresh=linear)
+        axes.set_yscale("symlog", linthresh=linear, subs=(2, 5))
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.autoscale()
     axes.yaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_major_formatter("{x:g}")
     figure.legend(fontsize=8, frameon=False, loc="outside right center")
@@ -222,7 +224,7 @@ def write_overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[
     sgd = {name: one for name, one in contests.items() if name.startswith("sgd-")}
     words = f"A GPT of 0.6 M parameters where no other size is given, {means}nats."
     doc_sections.write(OVERVIEW, "arena", "Under AdamW, tuned", f"{words}\n\n{overview(gpt, found)}")
-    words = f"In each step, {means}nats or points."
+    words = f"In each step, or as presets of local steps do, {means}nats or points."
     doc_sections.write(OVERVIEW, "arena sgd", "Under SGD with momentum, tuned", f"{words}\n\n{overview(sgd, found)}")
 
 
