@@ -132,7 +132,7 @@ class Contest:
 
 def loss_of(line: Mapping[str, Any]) -> float:
     """The loss of a training, by which all searches choose, since it is finer than the accuracy, of which one image is
-    0.28 points. Infinite for a training that diverged."""
+    0.1 or 0.28 points. Infinite for a training that diverged."""
     return math.inf if line["loss"] is None else line["loss"]
 
 
@@ -247,8 +247,8 @@ def preset(name: str, inner: Mapping[str, Any], lr: Scale) -> Method:
     config = Config.load(name)
     settings: dict[str, Any] = {"scheme": "containers", "with": {"config": name}}
     if local := config.local:
-        settings = {"config": name, "every": local.every, "decay": local.decay}
-        settings |= {"outer_lr": local.lr, "outer_momentum": local.momentum} if local.momentum else {}
+        settings = {key: getattr(local, key) for key in ("every", "decay", "fragments", "delay")}
+        settings |= {"config": name, "outer_lr": local.lr, "outer_momentum": local.momentum}
     return Method(f"preset `{name}`", {**inner, **settings}, {"lr": lr})
 
 

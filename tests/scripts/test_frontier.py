@@ -1,4 +1,4 @@
-"""The frontier of loss against bytes: the jobs, the algorithm of updates, the methods, the table, and short runs."""
+"""The frontier of loss against bytes: the methods, the table, and short runs."""
 
 from __future__ import annotations
 
