@@ -77,12 +77,12 @@ class Gpt:
         for layer in range(self.layers):
             qkv, out, up, down = parameters[2 + 4 * layer : 6 + 4 * layer]
             heads = functional.linear(functional.layer_norm(x, width), qkv).view(batch, length, 3, HEADS, -1)
-            q, k, v = heads.permute(2, 0, 3, 1, 4).float()  # PyTorch's backward pass is slow in bfloat16 on a CPU
-            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True).to(x.dtype)
+            q, k, v = heads.permute(2, 0, 3, 1, 4)
+            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + functional.linear(attended.transpose(1, 2).reshape(batch, length, *width), out)
             hidden = functional.linear(functional.layer_norm(x, width), up)
             x = x + functional.linear(functional.gelu(hidden, approximate="tanh"), down)
-        return functional.linear(functional.layer_norm(x, width), parameters[0]).flatten(0, 1).float()
+        return functional.linear(functional.layer_norm(x, width), parameters[0]).flatten(0, 1)
 
     def loss(self, parameters: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy, in nats a character."""

@@ -161,9 +161,28 @@ def test_a_job_on_ranks_equals_its_simulation(tmp_path):
 def test_modelled_seconds_are_bytes_over_the_servers_link_and_latencies():
     """8 messages of 50 us and 1,250,000 bytes at 100 Mbit/s: 0.1004 s; the paper's Top-r: 0.3167 of 1.398 s."""
     results = {
-        "dense (FedAvg)": [[federated.Round(0, 1_250_000, 2_500_000)]],
-        "Top-r, 10%": [[federated.Round(0, 125_000, 250_000), federated.Round(1, 375_000, 250_000)]],
+        "dense (FedAvg)": [federated.Round(0, 1_250_000, 2_500_000)],
+        "Top-r, 10%": [federated.Round(0, 125_000, 250_000), federated.Round(1, 375_000, 250_000)],
     }
+    results = {name: train_fedavg.Result(0.1, [rows]) for name, rows in results.items()}
     lines = train_fedavg.seconds_table(results, 8).splitlines()[2:]
     assert lines[0] == "| dense (FedAvg) | 0.1004 (1.000) | 0.2004 (1.000) | 1.3980 (1.000) | 1.3609 (1.000) |"
     assert lines[1] == "| Top-r, 10% | 0.0204 (0.203) | 0.0204 (0.102) | 0.3167 (0.227) | 0.3904 (0.287) |"
+
+
+def test_each_method_has_its_own_best_step_size(monkeypatch):
+    """One at the end of the grid is refused."""
+    best, seen = 0.4, []
+
+    def train(job, up, down, way, outer, transport, look):
+        seen.append((job.lr, job.seed))
+        return [federated.Round(0, 1, 1, facts={"accuracy": 1 - abs(job.lr - best)})]
+
+    monkeypatch.setattr(train_fedavg, "train", train)
+    job, method = train_fedavg.Job(lr=0.1), train_fedavg.TABLES[0]
+    found = train_fedavg.compared(job, method, 2)
+    assert found.lr == pytest.approx(0.4) and len(found.runs) == 2
+    assert [seed for _, seed in seen] == 8 * [train_fedavg.TUNING_SEED] + [0, 1]
+    best = 99.0
+    with pytest.raises(RuntimeError, match="step size 6.4 is best, at the end of the grid"):
+        train_fedavg.compared(job, method, 2)
