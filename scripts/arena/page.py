@@ -156,7 +156,7 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
             continue
         own, color = gaps(contest, found, method, reference), figure_kit.COLORS[number % len(figure_kit.COLORS)]
         label = contest.methods[method].words.replace("*", "").replace("`", "")
-        marker = figure_kit.MARKERS[number % len(figure_kit.MARKERS)]
+        marker = figure_kit.MARKERS[(number + number // len(figure_kit.COLORS)) % len(figure_kit.MARKERS)]
         axes.plot([100 * share(one)] * len(own), own, marker, color=color, label=label, alpha=0.8)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set(xscale="log", xlabel="bytes that a worker sends, % of a dense float32 ring in every step",

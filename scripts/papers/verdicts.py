@@ -140,7 +140,7 @@ class Results:
         found = self.arena.get("deepreduce-resnet", {})
         if name not in found:
             raise Open("being trained again to convergence")
-        return float(found[name].runs[0]["volume"])
+        return float(self.read(found[name].runs[0]["volume"]))
 
     def value(self, expression: Any, x: Any = None) -> Any:
         """What an expression gives; a number gives itself."""
