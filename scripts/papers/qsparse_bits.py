@@ -255,7 +255,7 @@ def table(results: Sequence[tuple[Result, Result]]) -> str:
         bits = [one.needed(count) or math.nan for count in counts]
         bases = [None if base.at_edge else base.needed("sent_bits") for base in (first[name][number] for name in BASES)]
         times = [f"{short(base / bits[-1])}x" if base else "" for base in bases]
-        return [f"{one.rate:g}", f"{one.needed('step'):.0f}", *(f"{short(part / 1e6)} Mbit" for part in bits), *times]
+        return [f"{one.rate:.3g}", f"{one.needed('step'):.0f}", *(f"{short(part / 1e6)} Mbit" for part in bits), *times]
 
     lines = []
     for pair in results:
@@ -301,7 +301,7 @@ BASES = ("SGD", "Top_k")
 """With H = 1: what the others are compared with."""
 SETTINGS = {
     "softmax": Setting(15, 2000, 8, RATES, 1000, 0.11, 0.25),
-    "digits": Setting(4, 320, 8, tuple(rate / 12 for rate in RATES[::2]), 500, 0.03, 0.05),
+    "digits": Setting(4, 320, 8, (0.005, 0.008, *(rate / 12 for rate in RATES[::2])), 500, 0.03, 0.05),
 }
 OURS = {
     "softmax": [
