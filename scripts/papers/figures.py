@@ -71,10 +71,7 @@ class Script(Files):
         })  # fmt: skip
 
 
-SCHEMES, LINEAR, ACCURACY, BENCHMARKS = (
-    f"results/{name}.md" for name in ("schemes", "linear", "accuracy", "benchmarks")
-)
-FRONTIER = ("papers/frontier.py", "--draw", "--write", "--runs")
+SCHEMES, LINEAR, BENCHMARKS = (f"results/{name}.md" for name in ("schemes", "linear", "benchmarks"))
 SCRIPTS = [
     Script("qsparse_softmax", ("papers/qsparse_bits.py", "softmax", "--write"), SCHEMES, "qsparse-softmax",
            ("Qsparse Figure 2",)),
@@ -93,13 +90,9 @@ SCRIPTS = [
            False),
     Script("linear_codecs", ("papers/linear_figures.py", "codecs", "--write"), LINEAR, "codecs", (), False),
     Script("densestream_scale", ("bench/simulate_scale.py", "--write"), "densestream.md", "scale"),
-    Script("sgd_frontier", (*FRONTIER, "docs/results/figures/sgd_frontier.jsonl", "lstm"), ACCURACY, "sgd"),
-    Script("gpt_frontier", (*FRONTIER, "docs/results/figures/gpt_frontier.jsonl", "gpt"), ACCURACY, "gpt"),
     Script("codecs", ("bench/bench.py", "--only", "codecs"), BENCHMARKS, "codecs"),
     Script("accuracy", ("bench/bench.py", "--only", "training"), BENCHMARKS, "training"),
 ]  # fmt: skip
-"""The two frontiers draw the runs of docs/results/figures/*.jsonl, which took hours; one run takes minutes. To train
-runs again, take their lines out of the file and call the script with --only and without --draw."""
 
 
 def own() -> list[Figure]:

@@ -239,7 +239,7 @@ def show_losses(found: Advice, family: str) -> None:
         kind = "SGD" if family == losses.SGD else "Adam or AdamW"
         head = ("way", *(f"{job.name}, {job.unit}" for job in jobs.values()))
         title = (
-            f"Lost under {kind}, on small jobs (docs/results/presets.md, docs/results/accuracy.md); negative: better "
+            f"Lost under {kind}, on small jobs (docs/results/presets.md, docs/results/arena.md); negative: better "
             "than dense"
         )
         output.table(head, rows, title, left=1)
