@@ -213,7 +213,7 @@ def test_advice_for_a_preset_says_by_how_much():
     assert (
         "preset topk_model: a step takes 250 ms" in said and "500 ms with dense gradients, 2.00 times as long" in said
     )
-    assert "0.078 nats on an LSTM" in said and "sgd_small (200 ms): LocalSGD changes the training" in said
+    assert "0.1 nats on an LSTM" in said and "sgd_small (200 ms): LocalSGD changes the training" in said
 
 
 def test_dense_within_the_deviation_is_dense():
