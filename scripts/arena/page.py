@@ -193,7 +193,7 @@ def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: floa
         + (f" {container}" if contest.unit == "points" else "")
         + (f" {contest.note}" if contest.note else "")
     )
-    parts = [about, picture(contest, found, name) if contest.reference in found else None]
+    parts = [about, picture(contest, found, name) if contest.reference in found and len(found) > 1 else None]
     parts += [table(contest, found), refused(contest, found)]
     parts.append("\n".join(verdict(contest, found, claim) for claim in contest.claims) or None)
     return "\n\n".join(part for part in parts if part)
