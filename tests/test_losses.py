@@ -16,7 +16,7 @@ ROWS = {
     "longer": ("## AdamW, 4 workers, and presets of local steps", 4),
 }  # fmt: skip
 """The section of the job's page, and the column of its table."""
-SAME = {"fast": "topk_model", "adamw_safe": "sgd_small"}
+SAME = {name: alias for alias, name in presets.ALIASES.items()}
 """Presets with two names, of which the arena's LSTM has the second."""
 
 

@@ -157,6 +157,21 @@ def machine() -> dict[str, Any]:
     return {"cpu": models[0] if models else os.uname().machine, "cores": len(os.sched_getaffinity(0))}
 
 
+def best_inside(grid: Sequence[float], loss: Callable[[float], float], name: str) -> float:
+    """The value of a sorted grid with the least loss.
+
+    Args:
+        name: of the value, for the error.
+
+    Raises:
+        RuntimeError: it is at an end of the grid, so that there may be a better one beyond.
+    """
+    best = min(grid, key=loss)
+    if best in (grid[0], grid[-1]):
+        raise RuntimeError(f"{name} {best:g} is best, at the end of the grid: make it wider")
+    return best
+
+
 def json_lines(path: Path) -> list[Data]:
     """The dicts of a file of JSON lines; none if it is not there."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -352,11 +352,10 @@ def ends(scale: Scale = 100, ranks: Ranks = 10, epochs: Epochs = 12, write: Writ
                 rate: [row.loss for row in train(data, settings, "lr", epochs, 1.0, "adam", rate, kind)]
                 for rate in END_RATES
             }
-            best = min(runs, key=lambda rate: min(runs[rate]))
-            if best in (END_RATES[0], END_RATES[-1]):
-                raise RuntimeError(f"{name}, l2 {words}: rate {best:g} is best, at the end of the grid: make it wider")
+            losses = {rate: min(run) for rate, run in runs.items()}
+            best = figure_kit.best_inside(END_RATES, losses.__getitem__, f"{name}, l2 {words}: rate")
             adam = adam or best
-            cells = (f"{one:.4f}" for one in (min(runs[adam]), min(runs[best]), runs[best][-1]))
+            cells = (f"{one:.4f}" for one in (losses[adam], losses[best], runs[best][-1]))
             lines.append([words, name, *cells, f"{best:g}"])
             print(doc_sections.row(lines[-1]), flush=True)
     if write:

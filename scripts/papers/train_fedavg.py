@@ -334,9 +334,7 @@ def compared(job: Job, method: Method, seeds: int) -> Result:
         return train(own, *method.links(seed), method.way, Outer(), OneProcess(), max(1, job.rounds // 20))
 
     rates = [job.lr * 2.0**power for power in POWERS]
-    best = max(rates, key=lambda lr: final(trained(lr, TUNING_SEED)))
-    if best in (rates[0], rates[-1]):
-        raise RuntimeError(f"{method.name}: step size {best:g} is best, at the end of the grid: make it wider")
+    best = figure_kit.best_inside(rates, lambda lr: -final(trained(lr, TUNING_SEED)), f"{method.name}: step size")
     return Result(best, [trained(best, seed) for seed in range(seeds)])
 
 
