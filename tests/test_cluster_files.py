@@ -20,8 +20,9 @@ SRUN = """#!/bin/bash
 for ((node = 0; node < SLURM_NNODES; node++)); do SLURM_NODEID=$node "$@" & done
 for task in $(jobs -p); do wait "$task" || exit 1; done
 """
+# The second name comes late: a reader that stops at the first would make it fail (SIGPIPE under pipefail).
 SCONTROL = """#!/bin/bash
-[ "$1 $2 $3" = "show hostnames nodes[1-2]" ] && printf 'localhost\\nother\\n'
+[ "$1 $2 $3" = "show hostnames nodes[1-2]" ] && echo localhost && sleep 0.2 && echo other
 """
 
 
