@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -127,6 +128,16 @@ def test_settings_with_effect_and_defaults_are_taken(settings):
     assert Config.load({**said, **settings}) == config
 
 
+def test_a_momentum_is_not_dropped_without_a_word():
+    """The job's optimizer has none."""
+    with pytest.warns(UserWarning, match="without its memory: memory is 'dgc' .*give the optimizer a momentum"):
+        assert not Config.load("dgc", error_feedback=False).has_velocity
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not Config.load("dgc", error_feedback=False, memory="residual").has_velocity
+
+
+@pytest.mark.filterwarnings("ignore:the config was taken without its memory")
 @pytest.mark.parametrize("name", presets.names())
 def test_every_preset_takes_other_settings(name):
     """What a preset has and a keyword argument leaves without effect is dropped."""

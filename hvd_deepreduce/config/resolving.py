@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -238,6 +239,8 @@ def without_unused(
     kept = {key: value for key, value in made.items() if key in changes or key not in dropped}
     for unused in unused_settings.find(complete(kept, defaults), defaults):
         if unused.setting not in changed and changed & set(unused.because):
+            if unused.setting == "memory":  # the job's optimizer has no momentum of its own
+                warnings.warn(f"the config was taken without its memory: {unused.sentence}", stacklevel=3)
             kind, _, setting = unused.setting.partition(".")
             codec = kept.pop(kind)
             if setting:

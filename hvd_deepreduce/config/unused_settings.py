@@ -88,7 +88,7 @@ def find(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[Unu
             yield UnusedSetting(
                 "memory", ("error_feedback", "sparsifier", "exchange"),
                 f"memory is {getattr(memory, 'name', None)!r} and has no effect, since {reason}: leave "
-                "memory out",
+                "memory out, or set it to 'residual', and give the optimizer a momentum of its own",
             )  # fmt: skip
             memory = defaults["memory"]
     votes = isinstance(value, Sign) and value.magnitude == "one" and not instead

@@ -52,8 +52,8 @@ def warn(engine: Engine) -> None:
     if engine.collectives.speaks() and engine.collectives.size() > 1:
         _log.warning(
             "the optimizer is %s, and this config sends a part of each gradient in a step. %s scales its steps "
-            "by past gradients, so this costs accuracy: a small GPT lost 0.45 nats, and a recommender 28 points of hit "
-            "rate (docs/which_preset.md). Exchange updates of the parameters instead: %s. To hide this warning: "
+            "by past gradients, so this costs accuracy: a small GPT lost 0.3 nats, and a recommender 28 points of hit "
+            "rate (docs/which_preset.md). Instead, %s. To hide this warning: "
             'logging.getLogger("%s").setLevel("ERROR")',
             name, name, instead, LOGGER,
         )  # fmt: skip

@@ -57,6 +57,8 @@ class Bucket:
         parts: (begin, end) of each in ``gradient``.
         names: theirs.
         ready: the names of those whose gradients are there.
+        resting: the names of those of them that are not trained now. As of those that are missing, zeros are sent of
+            them, and what is kept of them stays as it is.
         read: how many results have been read.
         dtype: float32 or float64.
         half: as ``Parameter.half``, if all members have the same.
@@ -121,6 +123,7 @@ class Bucket:
         self._part_of = {p.name: part for p, part in zip(self.members, self.parts, strict=True)}
         self.names = tuple(self._part_of)
         self.ready: set[str] = set()
+        self.resting: set[str] = set()
         self.read = 0
 
     def allocate(self, like: Floats | None) -> None:
@@ -180,6 +183,11 @@ class Bucket:
         return [parameter for parameter in self.members if parameter.name in self.ready]
 
     @property
+    def at_rest(self) -> list[Parameter]:
+        """The members that are missing or resting."""
+        return [one for one in self.members if one.name not in self.ready or one.name in self.resting]
+
+    @property
     def full(self) -> bool:
         """Whether all members' gradients are there."""
         return len(self.ready) == len(self.members)
@@ -215,6 +223,7 @@ class Bucket:
     def release_all(self) -> None:
         """All results have been read; the bucket can be filled again."""
         self.ready.clear()
+        self.resting.clear()
         self.arrived.clear()
         self.read, self.filling = 0, 0.0
         self.started, self.pending, self.former, self.pieces = None, None, None, None

@@ -436,7 +436,11 @@ class Engine(RankState):
             ContainerError: a container cannot be decoded, or is of another tensor, parameter, step or config; names its
                 rank. Raised on all ranks.
         """
-        bucket.pending.result(scale)
+        try:
+            bucket.pending.result(scale)
+        finally:
+            if self._aside:
+                self.put_back(bucket.at_rest)
         bucket.summed, bucket.scale = True, scale
 
     def release_all(self, bucket: Bucket) -> None:

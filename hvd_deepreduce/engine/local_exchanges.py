@@ -43,6 +43,10 @@ STAY_TOGETHER = (
     "LocalSGD's clock counts local steps. On all ranks, take the same number of steps, call sync() after the same one, "
     "let a function for every return the same, and load the states of one checkpoint"
 )
+FAILED = (
+    "an exchange of updates has failed, and a part of what it took from the residuals is lost: to go on after its "
+    "error, load a state into the model and LocalSGD on all ranks"
+)
 
 
 class LocalExchanges(LocalState[G]):
@@ -310,6 +314,8 @@ class LocalExchanges(LocalState[G]):
     def _encode(self, fragment: Fragment[G], proposal: Proposal[G]) -> None:
         """Encodes the updates of a proposal, and starts to send them."""
         engine, updates, numbers = self.engine, proposal.updates, fragment.numbers
+        if not engine.in_flight.isdisjoint(self.parameters[number].name for number in self.held(numbers)):
+            raise RuntimeError(FAILED)
         if proposal.present:
             self.decay(numbers, self.local.decay)
         else:

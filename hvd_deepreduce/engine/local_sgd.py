@@ -54,7 +54,7 @@ class LocalSGDBase(Reporting):
     def stats(self) -> Report:
         """As ``DeepReduce.stats``. A step is an exchange; ``dense_bytes`` are those of a dense reduction in each local
         step."""
-        return self._updates.engine.stats.to_dict()
+        return self._updates.engine.report()
 
     def _counted(self) -> Stats:
         return self._updates.engine.stats

@@ -47,6 +47,9 @@ _EXCHANGES: dict[type[ExchangeSettings], type[Exchange]] = {
 """At one level, and not over MPI."""
 
 
+CLOSED = "this DeepReduce was closed: create a new one on every rank, with a new optimizer or tape"
+
+
 class Snapshot(NamedTuple):
     """Settings and state of a process at a moment of an elastic job."""
 
@@ -125,6 +128,7 @@ class RankState:
         self.generation = 0
         self.failed = False
         self._memory = Memory()
+        self._aside: dict[str, Floats] = {}
         self.closed = False
         self.feedback = True
         self.adaptive: tuple[()] | tuple[str, str] | None = None
@@ -308,6 +312,7 @@ class RankState:
         steps, residuals = read(known)
         self.queues.close()  # before the residuals change: an exchange may be about to settle them
         self._memory.load_state_dict(residuals)  # the last that can fail: it copies
+        self._aside.clear()
         self.parameters = known
         for name, step in steps.items():
             known[name].step = step
@@ -316,6 +321,8 @@ class RankState:
 
     def forget(self) -> None:
         """Forgets gradients in flight."""
+        if self._aside:
+            self.put_back(self.parameters.values())
         self.in_flight.clear()
         self.generation += 1
 
@@ -418,9 +425,7 @@ class RankState:
     def check_open(self) -> None:
         """``RuntimeError`` after ``close``."""
         if self.closed:
-            raise RuntimeError(
-                "this DeepReduce was closed: create a new one on every rank, with a new optimizer or tape"
-            )
+            raise RuntimeError(CLOSED)
 
     # For the operations of a step
 
@@ -448,8 +453,7 @@ class RankState:
         Raises:
             ValueError: a parameter was replaced by one of another size or dtype.
         """
-        if len(bucket.ready) < len(bucket.members):
-            bucket.clear_missing()
+        self._set_aside(bucket)
         plan, residual, velocity = bucket.plan, None, None
         if (plan.feeds_back and self.feedback) or (as_owner and self._config.error_feedback):
             residual = self._memory.joined(bucket.names, bucket.sizes, bucket.dtype, bucket.gradient)
@@ -459,6 +463,26 @@ class RankState:
         if bucket.pieces is not None and residual is None:  # error feedback was turned off meanwhile
             bucket.gather()
         return residual, velocity
+
+    def _set_aside(self, bucket: Bucket) -> None:
+        """Members without a gradient, and those at rest, are sent as zeros. What is kept of them is not sent, and does
+        not change: it is here until ``put_back``."""
+        if len(bucket.ready) < len(bucket.members):
+            bucket.clear_missing()
+        elif not bucket.resting:
+            return
+        for name in _kept_of(bucket.at_rest):
+            held = self._memory.held(name)
+            if held is not None:
+                self._aside[name] = held.copy()
+                held.fill(0)
+
+    def put_back(self, parameters: Iterable[Parameter]) -> None:
+        """What was set aside of these parameters is kept again, whatever has become of the zeros."""
+        for name in _kept_of(parameters):
+            saved, held = self._aside.pop(name, None), self._memory.held(name)
+            if saved is not None and held is not None:
+                held[:] = saved
 
     def next_residual(self, bucket: Bucket, residual: Floats | None) -> Floats | None:
         """As ``exchange.interface.Rank.next_residual``."""
@@ -484,8 +508,7 @@ class RankState:
         self, bucket: Bucket, part: tuple[int, int]
     ) -> tuple[SliceResidual | None, SliceResidual | None]:
         """As ``exchange.interface.Rank.complete_slice``."""
-        if len(bucket.ready) < len(bucket.members):
-            bucket.clear_missing()
+        self._set_aside(bucket)
 
         def kept(prefix: str) -> SliceResidual:
             names = [prefix + name for name in bucket.names]

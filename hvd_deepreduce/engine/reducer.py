@@ -90,13 +90,14 @@ class Reducer(Generic[G]):
         with self._lock:
             return len(self._lay_out(None).buckets)
 
-    def start(self, parameter: Parameter, gradient: G, as_view: bool = False) -> Ticket[G]:
+    def start(self, parameter: Parameter, gradient: G, as_view: bool = False, resting: bool = False) -> Ticket[G]:
         """Takes a parameter's gradient of this step.
 
         Args:
             gradient: ``finish`` overwrites it; it must not be changed before.
             as_view: as DDP's ``gradient_as_bucket_view``: the gradient, or what ``finish`` returns, may alias the
                 bucket's memory, which the next step overwrites.
+            resting: the parameter is not trained now, and the gradient is zero: what is kept of it stays as it is.
 
         Raises:
             RuntimeError: the parameter's last gradient, or its last bucket, is still in flight; or an exchange over MPI
@@ -112,6 +113,8 @@ class Reducer(Generic[G]):
                 layout = self._lay_out(device)
             ticket = self._tickets.get(parameter.name)
             if ticket is not None:
+                if resting:
+                    ticket.bucket.resting.add(parameter.name)
                 self._put(ticket, parameter, gradient, layout, as_view)
                 return ticket
         back = tensors.return_to(tensors.device(gradient))

@@ -15,6 +15,7 @@ import torch
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import Engine, Parameter, Reducer
+from hvd_deepreduce.engine.dense_or_compressed import Choice
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.interface import Pending
@@ -204,6 +205,8 @@ class Buckets:
         ready = self._tensors.record(self._tensors.device(buffer))
         if bucket.index() == 0:
             self._finished, self._later = [], []
+            if engine.choice and self.iteration <= self._start_iter:
+                engine.choice = Choice()  # iterations that are dense by order would be taken for trials
             engine.begin_step()
             # One rank exchanges nothing: its gradients stay as they are, as under Horovod.
             alone = self._collectives.size() == 1 and not engine.config.has_velocity
@@ -246,7 +249,10 @@ class Buckets:
                 self._voted = self._collectives.start_vote(self._vote())
 
     def _vote(self) -> Floats:
-        return self.engine.vote(self.engine.agreed, place={"iteration": self.iteration})
+        place = {"iteration": self.iteration}
+        if not self._find_unused:  # these are in no bucket
+            place["frozen parameters"] = sum(not tensor.requires_grad for tensor in self._trained.values())
+        return self.engine.vote(self.engine.agreed, place=place)
 
     def _pass(self, bucket: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket as DDP does without a hook."""
@@ -300,7 +306,7 @@ class Buckets:
                 keep_for_stream(buffer)
             begun, self._flags_due = self._collectives.exchanges, self._find_unused
             try:
-                if failure is not None:
+                if failure is not None and not self._dense:  # zeros have the right mean
                     raise failure
                 ids = list(map(id, tensors))
                 known, parameters, sizes = self._divided.get(number, ((), [], []))
@@ -308,8 +314,10 @@ class Buckets:
                     parameters = [self.parameter_of(tensor) for tensor in tensors]
                     sizes = [parameter.numel for parameter in parameters]
                     self._divided[number] = ids, parameters, sizes
-                start = self._start_dense if self._dense else self._start_compressed
-                return start(number, parameters, list(torch.split(buffer, sizes)), buffer)
+                parts = list(torch.split(buffer, sizes))
+                if self._dense:
+                    return self._start_dense(parameters, tensors, parts, buffer)
+                return self._start_compressed(number, parameters, tensors, parts, buffer)
             except Exception as error:
                 if not self._dense and self._collectives.exchanges == begun:  # the others wait for this rank
                     if self._flags_due:  # which the others are waiting for
@@ -347,11 +355,20 @@ class Buckets:
         return known
 
     def _start_dense(
-        self, number: int, parameters: Iterable[Parameter], parts: Iterable[torch.Tensor], buffer: torch.Tensor
+        self,
+        parameters: Iterable[Parameter],
+        tensors: Iterable[torch.Tensor],
+        parts: Iterable[torch.Tensor],
+        buffer: torch.Tensor,
     ) -> Callable[[], None]:
-        for parameter, part in zip(parameters, parts, strict=True):
-            if self.engine.to_flush(parameter):
-                flush(self.engine, self._tensors, parameter, part)
+        failure: Exception | None = None
+        try:
+            for parameter, tensor, part in zip(parameters, tensors, parts, strict=True):
+                if tensor.requires_grad and self.engine.to_flush(parameter):
+                    flush(self.engine, self._tensors, parameter, part)
+        except Exception as error:
+            failure = error
+        self._collectives.check(failure)
         self.engine.count_allreduce(buffer.nbytes, buffer.nbytes)
         work = self._collectives.allreduce(buffer.div_(self._collectives.size()))
 
@@ -361,13 +378,20 @@ class Buckets:
         return finish
 
     def _start_compressed(
-        self, number: int, parameters: list[Parameter], parts: list[torch.Tensor], buffer: torch.Tensor
+        self,
+        number: int,
+        parameters: list[Parameter],
+        tensors: Iterable[torch.Tensor],
+        parts: list[torch.Tensor],
+        buffer: torch.Tensor,
     ) -> Callable[[], None]:
         ranks = self._collectives.size()
         self.engine.stats.add(dense=traffic.allreduce(buffer.nbytes, ranks).sent)
-        if self._find_unused:  # the residuals of parameters that no rank has used stay as they are
+        used = [tensor.requires_grad for tensor in tensors]  # alike on all ranks: they have voted
+        if self._find_unused:
             used = self._collectives.set_by_any(torch.stack([part.any() for part in parts]))
             self._flags_due = False
+        if not all(used):  # the residuals of parameters that are frozen, or that no rank has used, stay as they are
             step = max(parameter.step for parameter in parameters)
             for parameter, by_any in zip(parameters, used, strict=True):
                 parameter.step = step if by_any else step + 1  # the bucket's step is that of its members

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.compression import GradientCompression
+from hvd_deepreduce.engine.rank_state import CLOSED
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.torch.bucket_driver import Buckets, Loaded, Made, advised, for_buckets
@@ -116,6 +117,8 @@ class DeepReduceState(GradientCompression):
         """As ``DeepReduce.close``; it ends its process groups, and every rank calls it after the same iteration."""
         if self._buckets:
             self._buckets.close()
+        else:
+            self._engine.closed = True
 
     def prepare(self, device: torch.device) -> Compilation:
         """Begins to compile the kernels for gradients on this device, unless that was done."""
@@ -128,6 +131,7 @@ class DeepReduceState(GradientCompression):
     def buckets(self, first: Any) -> Buckets:
         """What takes DDP's buckets; made, on all ranks at the same time, when the first one comes."""
         if self._buckets is None:
+            self._engine.check_open()
             compilation = self.prepare(first.buffer().device)
             tensors, models = TorchTensors(), self._models.of(first.parameters()[0])
             whole = models[0].process_group if models else self.process_group
@@ -168,10 +172,11 @@ class _NoEngine:
     """What is known before the first bucket comes."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.stats = config, Stats()
+        self.config, self.stats, self.closed = config, Stats(), False
 
     def check_open(self) -> None:
-        pass
+        if self.closed:
+            raise RuntimeError(CLOSED)
 
     def report(self) -> Report:
         return self.stats.to_dict()

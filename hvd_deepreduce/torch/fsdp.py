@@ -144,7 +144,7 @@ class Replicas(GradientCompression):
         self._come.add(id(tensor))
         while self._failure is None and len(self._begun) < len(self._units) - 1:  # the last one is begun by ``_end``
             unit = self._units[len(self._begun)]
-            if not all(id(one) in self._come for one in unit):
+            if any(one.requires_grad and id(one) not in self._come for one in unit):
                 return
             try:
                 self._begin(unit)
@@ -177,18 +177,20 @@ class Replicas(GradientCompression):
             keep_for_stream(bucket.vector)  # it was made on a stream of FSDP's
             tensors = self._units[bucket.number]
             for tensor, mean in zip(tensors, torch.split(bucket.vector, [*map(sharding.size, tensors)]), strict=True):
-                sharding.write(tensor, mean)
+                if tensor.requires_grad:
+                    sharding.write(tensor, mean)
 
     def _wait(self) -> None:
         """Begins what was not begun, and waits for all buckets."""
         while len(self._begun) < len(self._units):
             unit = self._units[len(self._begun)]
-            missing = [self._buckets.parameter_of(one).name for one in unit if id(one) not in self._come]
+            late = (one for one in unit if one.requires_grad and id(one) not in self._come)
+            missing = [self._buckets.parameter_of(one).name for one in late]
             failure = None
             if missing and not self._find_unused:
                 failure = RuntimeError(
                     f"no gradient has come of {', '.join(missing[:5])}, since this backward pass did not use them: "
-                    "freeze them (requires_grad_(False)) before compress_replicas, or give it "
+                    "freeze them (requires_grad_(False)), or give compress_replicas "
                     "find_unused_parameters=True, with which they get gradients of zero"
                 )
             self._begin(unit, failure)

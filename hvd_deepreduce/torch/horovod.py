@@ -206,17 +206,20 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         if self._small_in != engine.generation:
             self._find_small()
         # Whether it is sent whole: it is small, or the step is dense.
+        resting = not self._owners.tensors[parameter.name].requires_grad  # frozen since; Horovod reduces what it has
+        if resting:
+            tensor.zero_()
         whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
         if not self._step_checked:
             self._check_step(whole)
             whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
         if whole:
-            if engine.to_flush(parameter):
+            if engine.to_flush(parameter) and not resting:
                 flush(engine, self._tensors, parameter, tensor)
             sent, copied = uncompressed(tensor)
             engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
             return sent, copied
-        ticket = self._reducer.start(parameter, tensor, own)
+        ticket = self._reducer.start(parameter, tensor, own, resting)
         carriers = self._carriers
         carriers.sent += 1
         carriers.dense += traffic.allreduce(dense_bytes, engine.ranks).sent

@@ -16,7 +16,8 @@ class SignMomentum(torch.optim.Optimizer):
     For jobs whose compression has the memory ``scaled_momentum``, as the preset ``sign_momentum``: the gradient is then
     the mean over the ranks of the signs that each has sent, and an element that no rank has sent, or on which as many
     ranks voted for one direction as for the other, does not move. So ``lr`` is how far an element moves, as under
-    AdamW; and only the weight decay, as AdamW's, moves all elements. The optimizer has no state.
+    AdamW; and only the weight decay, as AdamW's, moves all elements. The optimizer has no state. An element whose
+    gradient is not finite becomes NaN, as under AdamW.
 
     Args:
         params: as of all optimizers: parameters, or groups of them with settings of their own.
@@ -68,5 +69,7 @@ class SignMomentum(torch.optim.Optimizer):
                 )
             if params:
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(params, torch._foreach_sign(gradients), alpha=-group["lr"])
+                signs = torch._foreach_sign(gradients)
+                torch._foreach_add_(signs, torch._foreach_sub(gradients, gradients))  # NaN has the sign 0, infinity 1
+                torch._foreach_add_(params, signs, alpha=-group["lr"])
         return loss

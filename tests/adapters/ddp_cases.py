@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hvd_deepreduce import ConfigError, ContainerError
 from hvd_deepreduce.codecs.interfaces import RngKey
-from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine import MismatchError, dense_or_compressed
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import ddp, rendezvous
 from hvd_deepreduce.torch.distributed import DistributedCollectives
@@ -160,6 +160,10 @@ def the_first_iterations_are_ddp():
     later.run(4, 8)
     later.check_same()
     assert later.compression.state_dict()["residuals"] and later.compression.state_dict()["iteration"] == 8
+    trial = dense_or_compressed.WARM_UP + dense_or_compressed.BLOCK * dense_or_compressed.BLOCKS
+    chosen = DDPJob({**LOSSY, "mode": "auto"}, start_iter=20).run(20 + trial)
+    assert "medians of trial" not in chosen.compression.stats().said
+    assert "medians of trial 1," in chosen.run(20 + trial, 22 + trial).compression.stats().said
 
 
 @case
@@ -564,6 +568,10 @@ def groups_of_some_ranks():
     job.close()
     with pytest.raises(RuntimeError, match="was closed"):
         job.step(0)
+    job = DDPJob(LOSSY, group=group)
+    job.close()  # before its first iteration
+    with pytest.raises(RuntimeError, match="was closed"):
+        job.step(0)
 
 
 @case
@@ -800,7 +808,7 @@ def an_error_of_one_rank_in_local_updates_is_one_of_all():
                     patch.setattr(*where, broken)
                 with pytest.raises((RuntimeError, ValueError), match="no ink" if mine else said):
                     local_steps(model, optimizer, 3, 4)
-            with pytest.raises(RuntimeError, match="an error has left|still in flight"):  # the latter where all have it
+            with pytest.raises(RuntimeError, match="an error has left|an exchange of updates has failed"):
                 local_steps(model, optimizer, 4, 6)
             optimizer.close()
     # While it decodes: the others hear it in their next step check. Then all load a state.

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hvd_deepreduce import ConfigError
 from hvd_deepreduce.engine import MismatchError
+from hvd_deepreduce.engine.dense_or_compressed import WARM_UP
 from hvd_deepreduce.torch import SignMomentum, ddp, fsdp
 from hvd_deepreduce.torch.checkpoint import checkpointed
 from hvd_deepreduce.torch.fsdp import compress_replicas
@@ -266,6 +267,22 @@ def frozen_modules_are_left_alone():
     assert torch.equal(job.model.blocks[1].first.weight.full_tensor(), before)
     assert not any(name.startswith("blocks.1") for name in job.residuals())
     job.check_same()
+    job = Job({**LOSSY, "scope": "bucket"}, make=torch.optim.AdamW, lr=0.003).run(3)
+
+    def kept():
+        held = [one for name, one in sorted(job.residuals().items()) if name.startswith("blocks.1")]
+        return [*held, *(one.to_local() for one in job.model.blocks[1].parameters())]
+
+    job.model.blocks[1].requires_grad_(False)
+    before = [one.clone() for one in kept()]
+    job.run(3, 6).check_same()
+    assert len(before) == 2 * len(list(job.model.blocks[1].parameters())) and all(map(torch.equal, kept(), before))
+    job.model.blocks[1].requires_grad_(True)
+    job.run(6, 8).check_same()
+    assert not all(map(torch.equal, kept(), before))
+    job.model.blocks[1].requires_grad_(job.mesh["replicate"].get_local_rank() == 0)
+    with pytest.raises(RuntimeError, match="frozen parameters"):
+        job.step(8)
 
 
 @case
@@ -293,6 +310,11 @@ def modules_that_a_replica_does_not_use():
     job.step(9, used=(0,))
     grads = [one.grad for one in job.model.blocks[2].parameters()]
     assert all(not one.to_local().any() for one in grads) and before.keys() == job.residuals().keys()
+    # In dense steps, of which the first sends residuals, zeros have the right mean.
+    job = Job({**LOSSY, "scope": "bucket", "mode": "auto"}).run(WARM_UP)
+    for step in range(WARM_UP, WARM_UP + 3):
+        job.step(step, used=(0, 2) if own else range(DEPTH))
+    job.check_same()
 
 
 @case

@@ -118,6 +118,11 @@ def sign_momentum_steps_as_a_simulation_of_all_ranks():
                 assert np.array_equal(np.concatenate(job.values()), values), (scope, exchange, step)
         job.check_same()
         assert not texts
+        broken = [one.copy() for one in votes_job.gradients(0, on.rank())]
+        broken[0][0] = np.nan if on.rank() == 0 else 1.0
+        job.reduced(broken)
+        job.apply()
+        assert np.isnan(job.values()[0][0]), "a step of full size by gradients that nobody sees are broken"
         job.close()
 
 

@@ -213,6 +213,28 @@ def scopes_with_parameters_frozen_and_unfrozen_on_the_way():
 
 
 @case
+def what_is_frozen_neither_moves_nor_loses_what_is_kept_of_it():
+    for settings in (*on.possible(), {"scope": "model", "memory": "dgc"}):
+        model = network()
+        compression = DeepReduce(model, LOSSY, **settings)
+        optimizer = trained(model, compression)
+
+        def kept(model=model, compression=compression):
+            held = compression.state_dict()["residuals"]
+            return [model[0].weight, *(held[name] for name in sorted(held) if name.endswith("0.weight"))]
+
+        before = [one.detach().clone() for one in kept()]
+        assert len(before) == 2 + ("memory" in settings), settings
+        model[0].requires_grad_(False)
+        train(model, optimizer, 3, 6)
+        assert all(map(torch.equal, kept(), before)), settings
+        model[0].requires_grad_(True)
+        train(model, optimizer, 6, 7)
+        assert not all(map(torch.equal, kept(), before)), settings
+        same_everywhere(model)
+
+
+@case
 def a_parameter_that_is_unfrozen_after_the_optimizer_was_made():
     """Horovod would not reduce it, and the ranks would train different models."""
     model = network()
@@ -304,7 +326,9 @@ def a_step_of_one_optimizer_leaves_the_gradients_of_another():
         optimizer.step()
 
     run(0, 0)
+    unsent = compression.residual("0.weight")
     run(1, 1)  # whose bucket holds zeros for the parameters of the first
+    assert np.array_equal(compression.residual("0.weight"), unsent) and unsent.any()
     kept = [one.grad.clone() for one in parts[1][1]]
     run(0, 2)
     assert all(torch.equal(one.grad, before) for one, before in zip(parts[1][1], kept, strict=True))
