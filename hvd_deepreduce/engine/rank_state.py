@@ -453,7 +453,8 @@ class RankState:
         Raises:
             ValueError: a parameter was replaced by one of another size or dtype.
         """
-        self._set_aside(bucket)
+        if bucket.resting or len(bucket.ready) < len(bucket.members):
+            self._set_aside(bucket)
         plan, residual, velocity = bucket.plan, None, None
         if (plan.feeds_back and self.feedback) or (as_owner and self._config.error_feedback):
             residual = self._memory.joined(bucket.names, bucket.sizes, bucket.dtype, bucket.gradient)
@@ -469,8 +470,6 @@ class RankState:
         not change: it is here until ``put_back``."""
         if len(bucket.ready) < len(bucket.members):
             bucket.clear_missing()
-        elif not bucket.resting:
-            return
         for name in _kept_of(bucket.at_rest):
             held = self._memory.held(name)
             if held is not None:
@@ -508,7 +507,8 @@ class RankState:
         self, bucket: Bucket, part: tuple[int, int]
     ) -> tuple[SliceResidual | None, SliceResidual | None]:
         """As ``exchange.interface.Rank.complete_slice``."""
-        self._set_aside(bucket)
+        if bucket.at_rest:
+            self._set_aside(bucket)
 
         def kept(prefix: str) -> SliceResidual:
             names = [prefix + name for name in bucket.names]

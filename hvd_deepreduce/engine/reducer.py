@@ -118,11 +118,13 @@ class Reducer(Generic[G]):
                 self._put(ticket, parameter, gradient, layout, as_view)
                 return ticket
         back = tensors.return_to(tensors.device(gradient))
-        ticket = self.start_bucket((parameter,), parameter.number, gradient)
+        ticket = self.start_bucket((parameter,), parameter.number, gradient, resting)
         ticket.bucket.back = back
         return ticket
 
-    def start_bucket(self, parameters: Sequence[Parameter], number: int, gradient: G) -> Ticket[G]:
+    def start_bucket(
+        self, parameters: Sequence[Parameter], number: int, gradient: G, resting: bool = False
+    ) -> Ticket[G]:
         """Takes a bucket that the framework filled, and starts its exchange.
 
         Parameters may be divided differently from step to step; their residuals stay with them. On a GPU, ``finish``
@@ -132,6 +134,7 @@ class Reducer(Generic[G]):
             parameters: whose gradients it holds.
             number: of the bucket in the step; in the same order, with the same parameters, on all ranks.
             gradient: their gradients, one after the other. ``finish`` overwrites it.
+            resting: as for ``start``, of all parameters.
 
         Raises:
             RuntimeError: a parameter's last gradient is still in flight; or an exchange over MPI in a job without MPI.
@@ -142,6 +145,8 @@ class Reducer(Generic[G]):
         bucket = self._whole_bucket(parameters, number, device)
         if not engine.in_flight.isdisjoint(bucket.names):
             raise in_flight(next(one for one in parameters if one.name in engine.in_flight))
+        if resting:
+            bucket.resting.update(bucket.names)
         if device is None:
             self._start_whole(bucket, gradient)
         else:

@@ -38,7 +38,7 @@ class DrivenBuckets:
         self.stream = gpu and gpu.stream("user")
         self.put = put if gpu else lambda tensor: tensor
         with self.within():
-            every = [self.put(one).add_(1) for ones in self.parameters for one in ones]
+            every = [self.put(one).add_(1).requires_grad_() for ones in self.parameters for one in ones]
             trained = {f"p{number}": one for number, one in enumerate(every)}
             tensors = TorchTensors()
             collectives = DistributedCollectives(tensors)
