@@ -397,7 +397,10 @@ class Engine(RankState):
             ]
         if self.stats.measuring:
             self._measure((parameter, bucket.part(parameter.name)) for parameter in bucket.present)
-        bucket.pending = (_DENSE if bucket.dense else self.exchange).start(self, bucket)
+        exchange = _DENSE if bucket.dense else self.exchange
+        bucket.pending = exchange.start(self, bucket)
+        if self._aside and not (exchange.own_thread or exchange.several):  # the residuals are what they will be
+            self.put_back(bucket.at_rest)
 
     def _plan(self, bucket: Bucket) -> _Plan:
         plan: _Plan | None = bucket.plan

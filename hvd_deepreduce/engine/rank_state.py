@@ -129,6 +129,8 @@ class RankState:
         self.failed = False
         self._memory = Memory()
         self._aside: dict[str, Floats] = {}
+        # What was put back, until the next step: on a GPU, on another stream than that of its memory.
+        self._spent: list[Floats] = []
         self.closed = False
         self.feedback = True
         self.adaptive: tuple[()] | tuple[str, str] | None = None
@@ -417,6 +419,8 @@ class RankState:
             self.levels.close()
         self.collectives.close()
         self._memory.load_state_dict({})
+        self._aside.clear()
+        self._spent.clear()
         if self.stats.watch is not None:
             self.stats.watch.flush()
         self._pipelines = None
@@ -468,6 +472,7 @@ class RankState:
     def _set_aside(self, bucket: Bucket) -> None:
         """Members without a gradient, and those at rest, are sent as zeros. What is kept of them is not sent, and does
         not change: it is here until ``put_back``."""
+        self._spent.clear()
         if len(bucket.ready) < len(bucket.members):
             bucket.clear_missing()
         for name in _kept_of(bucket.at_rest):
@@ -482,6 +487,7 @@ class RankState:
             saved, held = self._aside.pop(name, None), self._memory.held(name)
             if saved is not None and held is not None:
                 held[:] = saved
+                self._spent.append(saved)
 
     def next_residual(self, bucket: Bucket, residual: Floats | None) -> Floats | None:
         """As ``exchange.interface.Rank.next_residual``."""

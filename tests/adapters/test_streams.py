@@ -200,12 +200,13 @@ class Hooked:
             gradient = self.put(given).mul_(2)
             return self.reducer.start(parameter, gradient, **how)
 
-    def step(self, step, missing=(), as_view=False, dtype=torch.float32, order=reversed):
+    def step(self, step, missing=(), as_view=False, dtype=torch.float32, order=reversed, resting=()):
         tickets, random = {}, np.random.default_rng(step)
         self.begin_step()
         for name in order([name for name in self.every if name not in missing]):
             given = torch.from_numpy(random.standard_normal(self.every[name].numel(), np.float32)).to(dtype)
-            tickets[name] = self.came(name, given, as_view=as_view)
+            rests = name in resting
+            tickets[name] = self.came(name, given * (not rests), as_view=as_view, resting=rests)
         if self.streams[1]:  # as autograd does
             self.streams[0].wait_stream(self.streams[1])
         with on_stream(self.streams[0]):
@@ -237,6 +238,9 @@ def test_gradients_of_hooks(horovod, monkeypatch, config, cores):
             found[-1] += [job.step(3, ["p2"]), job.step(4), job.step(5, as_view=True), job.step(6, ["p0"], True)]
             found[-1] += [job.step(7 + more, dtype=torch.float16, order=order) for more, order in enumerate(ORDERS)]
             found[-1] += [job.step(10 + more, as_view=True, order=order) for more, order in enumerate(ORDERS)]
+            kept = [job.engine.residual_of(name) for name in ("p0", "p1")]
+            found[-1].append(job.step(13, resting=["p0", "p1"]))
+            assert all(map(np.array_equal, kept, (job.engine.residual_of(name) for name in ("p0", "p1"))))
             assert (job.reducer._encoder is not None) == (cores > 1 and "exchange" not in config) or not there
             job.close()
     for ours, theirs in zip(*found, strict=True):
