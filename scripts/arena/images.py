@@ -8,13 +8,37 @@ from pathlib import Path
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train", "papers"))
 
 import torch
-from figures_training import DenseNet, images, resnet
+from figures_training import images, resnet
 from torch import Tensor, nn
 from torch.nn import functional
 from train_torch import ResNet, digits
 
 Images = Sequence[Tensor]
 """Those to train on, their labels, those to test on, their labels."""
+
+
+class DenseNet(nn.Module):
+    """Two dense blocks of four layers with growth 12, as DenseNet40-K12 has three of twelve (Huang et al., 2017)."""
+
+    def __init__(self, growth: int = 12) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 2 * growth, 3, padding=1, bias=False)
+        channels, layers = 2 * growth, []
+        self.ends = (4, 8)
+        for _ in range(8):
+            layers.append(nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(),
+                                        nn.Conv2d(channels, growth, 3, padding=1, bias=False)))  # fmt: skip
+            channels += growth
+        self.layers, self.norm = nn.ModuleList(layers), nn.BatchNorm2d(channels)
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.avg_pool2d(self.stem(x), 2)
+        for number, layer in enumerate(self.layers):
+            x = torch.cat([x, layer(x)], 1)
+            if number + 1 == self.ends[0]:
+                x = functional.avg_pool2d(x, 2)
+        return self.head(functional.relu(self.norm(x)).mean((2, 3)))
 
 
 class ImageJob:

@@ -56,10 +56,16 @@ class Containers:
 
     Args:
         config: of the containers, as ``Config.load`` takes it.
+        warm_up: of the density: pairs of an end, in shares of the steps, and of the density until then.
     """
 
-    def __init__(self, workers: int, shapes: Shapes, steps: int, config: str | dict[str, Any]) -> None:
-        self._ranks = SimulatedRanks(Config.load(config), workers, [math.prod(shape) for shape in shapes])
+    def __init__(
+        self, workers: int, shapes: Shapes, steps: int, config: str | dict[str, Any],
+        warm_up: Sequence[tuple[float, float]] = (),
+    ) -> None:  # fmt: skip
+        schedule = [(max(at, round(share * steps)), density) for at, (share, density) in enumerate(warm_up, 1)]
+        settings = Config.load(config, **({"density_schedule": schedule} if warm_up else {}))
+        self._ranks = SimulatedRanks(settings, workers, [math.prod(shape) for shape in shapes])
 
     @property
     def sent(self) -> float:
@@ -78,6 +84,8 @@ class PowerSGD:
     """Rank-r approximations with error feedback, Vogels, Karimireddy, Jaggi, NeurIPS 2019, algorithms 1 and 2.
 
     One step of the power iteration, warm-started, with Gram-Schmidt by a QR decomposition. Vectors are sent in float32.
+    The momentum is the optimizer's, as where PyTorch's hook exchanges gradients; the paper steps by the mean and its
+    momentum together.
 
     Args:
         rank: r.

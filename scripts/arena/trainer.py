@@ -48,7 +48,8 @@ def optimizer_of(settings: Settings, models: torch.nn.Parameter, shapes: Sequenc
     if name == "sgd":
         return torch.optim.SGD([models], lr, momentum=settings.get("momentum", 0.0), weight_decay=decay)
     if name == "muon":
-        return muon.Muon(models, shapes, lr, settings.get("momentum", 0.95), decay, settings.get("beta2", 0.99))
+        parts = muon.separated(shapes)
+        return muon.Muon(models, parts, lr, settings.get("momentum", 0.95), decay, settings.get("beta2", 0.99))
     return SignMomentum([models], lr, decay)
 
 

@@ -55,14 +55,19 @@ def curves(axes: Any, series: Iterable[tuple[str, Any, Any]], **style: Any) -> N
         axes.plot(x, y, label=label, color=COLORS[number], marker=MARKERS[number], **style)
 
 
-def trainings(train: Callable[..., Data], methods: Mapping[str, Sequence[Any]], seeds: int = 1) -> Data:
+def trainings(
+    train: Callable[..., Data], methods: Mapping[str, Sequence[Any]], seeds: int = 1, first: int = 0
+) -> Data:
     """The runs of each method, some at a time.
 
     Args:
         train: gets the arguments of a method and a seed; processes find it by its name.
+        seeds: their number.
+        first: the first of them.
     """
+    chosen = range(first, first + seeds)
     with ProcessPoolExecutor(processes) as pool:
-        runs = {name: [pool.submit(train, *given, seed) for seed in range(seeds)] for name, given in methods.items()}
+        runs = {name: [pool.submit(train, *given, seed) for seed in chosen] for name, given in methods.items()}
         return {name: [one.result() for one in own] for name, own in runs.items()}
 
 

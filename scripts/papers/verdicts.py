@@ -50,6 +50,19 @@ def cell(tables: Tables, name: str, column: str, second: str = "", nth: int = 0)
     return float(numbers[nth])
 
 
+def counted(tables: Tables, name: str, every: str, target: str = "loss") -> float:
+    """Mbit until a target, as Qsparse-local-SGD counts them. Each message has as many bits, so there are as many more
+    until the test error as steps."""
+    bits = cell(tables, name, "as the paper counts", every)
+    if target == "loss":
+        return bits
+    to_loss, to_error = (
+        next(column for column in tables[0]["head"] if column.startswith(f"steps to {words}"))
+        for words in ("loss", "test error")
+    )
+    return bits * cell(tables, name, to_error, every) / cell(tables, name, to_loss, every)
+
+
 def epoch(tables: Tables, name: str) -> float:
     """Seconds of an epoch, computing and network."""
     return cell(tables, name, EPOCH) + cell(tables, name, EPOCH, nth=1)
@@ -105,8 +118,11 @@ def step(data: Mapping[str, Any], method: str, speed: str, *parts: str) -> float
     return sum(bar.get(part, 0.0) for part in parts or ("computing", "coding", "network", "waiting"))
 
 
-FUNCTIONS = {one.__name__: one for one in (cell, epoch, volume, accuracy, hits, gaps, loss, span, size, published,
-                                           seconds, step, mean)}  # fmt: skip
+FUNCTIONS = {
+    one.__name__: one for one in (
+        cell, counted, epoch, volume, accuracy, hits, gaps, loss, span, size, published, seconds, step, mean,
+    )
+}  # fmt: skip
 CONSTANTS = {"EPOCH": EPOCH, "RATES": ("0.0001", "0.001", "0.01", "0.1")}
 
 

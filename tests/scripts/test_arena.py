@@ -16,7 +16,7 @@ import pytest
 import scipy.fft
 import torch
 from contests import CONTESTS, Claim, Contest, Method, density_of, put
-from schemes import SCHEMES, DeMo, OneBitMomentum, PowerSGD
+from schemes import SCHEMES, Containers, DeMo, OneBitMomentum, PowerSGD
 from trainer import _updates, train
 from tuning import Choice, Scale, search
 
@@ -180,6 +180,13 @@ def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeyp
     assert "| **few** |" not in edge and "at the edge of lr" in edge and "- Open." in edge
 
 
+def test_a_mean_is_as_certain_as_the_seeds_allow():
+    """The one-sided 95% points of Student's t: 6.314 with one degree of freedom, 2.132 with four."""
+    assert page.uncertainty([0.0, 1.0]) == pytest.approx(6.314 * 0.5, rel=1e-3)
+    assert page.uncertainty([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.132 * math.sqrt(2.5 / 5), rel=1e-3)
+    assert page.uncertainty([0.3]) == math.inf
+
+
 @pytest.mark.parametrize("name", CONTESTS)
 def test_the_lines_of_the_documents_are_those_that_the_contests_ask_for(name):
     """Lines that no campaign asks for any more are deleted with the change that no longer asks for them."""
@@ -240,6 +247,17 @@ def test_demo_sends_the_largest_coefficients_of_each_chunk():
     np.testing.assert_allclose(scheme.momentum.view(2, 7, 8).numpy(), momentum[:, :7], atol=1e-5)
 
 
+def test_a_warm_up_is_told_in_shares_of_the_steps():
+    config = {"sparsifier": {"name": "topk", "density": 0.1}, "value": "raw", "scope": "model", "memory": "dgc"}
+    sent = {}
+    for warm_up in ((), ((0.1, 1.0),)):
+        scheme = Containers(2, SHAPES, 20, config, warm_up)
+        for step in range(20):
+            scheme.combine(gradients(step)[:2])
+        sent[bool(warm_up)] = scheme.container_bytes
+    assert sent[True] - sent[False] > 2 * 2 * 0.8 * 4 * NUMEL, "two steps of two workers with all elements"
+
+
 def test_one_bit_momentum_keeps_its_errors_after_the_warm_up():
     scheme = OneBitMomentum(3, SHAPES, steps=10, warm=0.2)
     for step in range(2):
@@ -251,6 +269,12 @@ def test_one_bit_momentum_keeps_its_errors_after_the_warm_up():
     exact = (0.9 * first + 0.1 * given).mean(0)
     torch.testing.assert_close(scheme.first + scheme.owners + scheme.errors.mean(0), exact)
     assert scheme.first.abs().unique().numel() == 1
+
+
+def test_query_key_and_value_are_three_matrices():
+    assert muon.separated([(97, 8), (64, 8), (24, 8), (8, 8), (32, 8)]) == [
+        (97, 8), (64, 8), *[(8, 8)] * 4, (32, 8)
+    ]  # fmt: skip
 
 
 def test_muon_is_that_of_pytorch():

@@ -91,7 +91,7 @@ def test_a_row_of_the_arena_takes_its_verdict():
         line = {"loss": 0.1, "accuracy": 0.98, "share": 0.02, "volume": 0.01, "early": early}
         return SimpleNamespace(runs=[line] * 5, at_edge=())
 
-    results, given = Results(), ("deepreduce-resnet", "DeepReduce, Figure 7: P2")
+    results, given = Results(), ("deepreduce-resnet", "DeepReduce, Figure 7: P2 converges faster")
     results.arena = {"deepreduce-resnet": {"Top-r": campaign(0.97)}}
     assert [verdict for _, verdict in results.of_the_arena(*given)] == ["open: being trained again to convergence"]
     results.arena["deepreduce-resnet"]["BF-P2"] = campaign(0.96)

@@ -58,8 +58,8 @@ LOST = {
         "qsparse_local": -0.42, "sparseloco": 0.0, "diloco": 11.39, "streaming_diloco": 3.19,
     },
     "lstm": {
-        "fast": 0.101, "smallest": 0.306, "dgc": 0.123, "adamw_safe": 0.031, "qsparse_local": 0.151,
-        "sparseloco": 0.257,
+        "fast": 0.103, "smallest": 0.311, "dgc": 0.156, "adamw_safe": 0.034, "qsparse_local": 0.152,
+        "sparseloco": 0.256,
     },
     "gpt": {
         "recommended": 0.45, "topk_model": 0.45, "fast": 0.45, "small": 0.51, "smallest": 0.67, "qsgd": 0.21,
