@@ -513,7 +513,7 @@ class RankState:
         self, bucket: Bucket, part: tuple[int, int]
     ) -> tuple[SliceResidual | None, SliceResidual | None]:
         """As ``exchange.interface.Rank.complete_slice``."""
-        if bucket.at_rest:
+        if bucket.resting or len(bucket.ready) < len(bucket.members):
             self._set_aside(bucket)
 
         def kept(prefix: str) -> SliceResidual:

@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +22,9 @@ from hvd_deepreduce.exchange.interface import Pending
 from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ReduceScatter
 from hvd_deepreduce.torch.discovery import INSTEAD, look_at_optimizers
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, flush, keep_for_stream, on_host
+from hvd_deepreduce.torch.tensors import IS_TRAINED, TorchTensors, as_tensors, flush, keep_for_stream, on_host
 from hvd_deepreduce.wire.standalone import ContainerError
 
-_IS_TRAINED = attrgetter("requires_grad")
 Loaded = tuple[State, Reshard]
 """What ``load_state_dict`` was given."""
 
@@ -253,7 +251,7 @@ class Buckets:
     def _vote(self) -> Floats:
         place = {"iteration": self.iteration}
         if not self._find_unused:  # these are in no bucket
-            place["frozen parameters"] = list(map(_IS_TRAINED, self._trained.values())).count(False)
+            place["frozen parameters"] = list(map(IS_TRAINED, self._trained.values())).count(False)
         return self.engine.vote(self.engine.agreed, place=place)
 
     def _pass(self, bucket: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -389,7 +387,7 @@ class Buckets:
     ) -> Callable[[], None]:
         ranks = self._collectives.size()
         self.engine.stats.add(dense=traffic.allreduce(buffer.nbytes, ranks).sent)
-        used = list(map(_IS_TRAINED, tensors))  # alike on all ranks: they have voted
+        used = list(map(IS_TRAINED, tensors))  # alike on all ranks: they have voted
         if self._find_unused:
             used = self._collectives.set_by_any(torch.stack([part.any() for part in parts]))
             self._flags_due = False

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Collection
 from contextlib import suppress
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import horovod.torch as hvd
@@ -19,6 +19,7 @@ import torch
 
 from hvd_deepreduce.engine import Engine, Parameter, adaptive
 from hvd_deepreduce.torch.owners import ADASUM, Owners
+from hvd_deepreduce.torch.tensors import IS_TRAINED
 
 LATE = (
     "parameters were unfrozen (requires_grad), or given to the optimizer, after hvd.DistributedOptimizer was made: "
@@ -31,7 +32,7 @@ INSTEAD = (
     'write optimizer = LocalSGD(optimizer, model, "adamw_safe") in place of hvd.DistributedOptimizer, and '
     "optimizer.sync() at the end"
 )
-_IS_TRAINED, _PARAMS = attrgetter("requires_grad"), itemgetter("params")
+_PARAMS = itemgetter("params")
 
 
 class Optimizers:
@@ -97,7 +98,7 @@ class Optimizers:
         if engine.has_velocity:
             adaptive.check_momentum(engine.config, optimizer)
         every = list(chain.from_iterable(map(_PARAMS, optimizer.param_groups)))
-        seen = list(map(id, every)), list(map(_IS_TRAINED, every))  # hashing tensors takes long
+        seen = list(map(id, every)), list(map(IS_TRAINED, every))  # hashing tensors takes long
         if self.checked.get(optimizer) == seen:
             return
         trained = {id(parameter): parameter for parameter in every if parameter.requires_grad}

@@ -35,7 +35,7 @@ from hvd_deepreduce.torch.dense import DenseBypass
 from hvd_deepreduce.torch.owners import Model, Owners, no_instance
 from hvd_deepreduce.torch.sparse import SparseGradients
 from hvd_deepreduce.torch.streams import look_at_stream
-from hvd_deepreduce.torch.tensors import TorchTensors, as_tensors, flush, hashes, on_host
+from hvd_deepreduce.torch.tensors import IS_TRAINED, TorchTensors, as_tensors, flush, hashes, on_host
 
 BROADCAST = (
     "Before the first step, call hvd.broadcast_parameters(model.state_dict(), root_rank=0), with process_set= if "
@@ -48,7 +48,7 @@ EARLY = (
 )
 _warn_once = lru_cache(logging.getLogger("hvd_deepreduce").warning)
 _HOST = torch.device("cpu")
-_IS_TRAINED, _DEVICE = attrgetter("requires_grad"), attrgetter("device")
+_DEVICE = attrgetter("device")
 _models: weakref.WeakKeyDictionary[DeepReduce, set[int]] = weakref.WeakKeyDictionary()
 """Ids of the parameters of each DeepReduce of this process, also of closed ones."""
 
@@ -205,10 +205,10 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         parameter, own = self._owners.find(tensor, engine.in_flight)
         if self._small_in != engine.generation:
             self._find_small()
-        # Whether it is sent whole: it is small, or the step is dense.
         resting = not self._owners.tensors[parameter.name].requires_grad  # frozen since; Horovod reduces what it has
         if resting:
             tensor.zero_()
+        # Whether it is sent whole: it is small, or the step is dense.
         whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
         if not self._step_checked:
             self._check_step(whole)
@@ -378,7 +378,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         """The parameters that Horovod reduces. Those that were frozen later stay: Horovod sends zeros for them."""
         tensors = self._owners.tensors
         every = tensors.values()
-        by = id(self._engine.parameters), self._sparse.alone, list(map(_IS_TRAINED, every)), list(map(_DEVICE, every))
+        by = id(self._engine.parameters), self._sparse.alone, list(map(IS_TRAINED, every)), list(map(_DEVICE, every))
         if by != self._found_by:
             self._found_by = by[0], frozenset(by[1]), *by[2:]
             self._reduced.update(name for name, tensor in tensors.items() if tensor.requires_grad)

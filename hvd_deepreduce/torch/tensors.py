@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from hvd_deepreduce.wire.quoting import quoted
 
 SMALL = 1 << 14
 """Elements up to which gradients are copied together; 64 KiB of float32."""
+IS_TRAINED = attrgetter("requires_grad")
+"""Of a parameter; without a Python call where many are asked."""
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

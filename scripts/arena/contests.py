@@ -558,9 +558,7 @@ def sgd_lstm() -> Contest:
         Claim("ours 3.8%", "powersgd 4", 0.0), Claim("ours 1.9%", "powersgd 4", 0.0),
         Claim("ours 1.4%", "powersgd 1", 0.0),
     )  # fmt: skip
-    return Contest(
-        "SGD with momentum, an LSTM, 4 workers", "lstm", 4, 1000, 250, 20, methods, claims, seeds=FIVE,
-    )  # fmt: skip
+    return Contest("SGD with momentum, an LSTM, 4 workers", "lstm", 4, 1000, 250, 20, methods, claims, seeds=FIVE)
 
 
 def sgd_digits() -> Contest:

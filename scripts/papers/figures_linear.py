@@ -10,8 +10,8 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("train",)
 import linear_data
 import linear_figures
 import numpy as np
-from figure_kit import COLORS, MARKERS, Figure, Picture, best_inside, curves, legend_below, picture, table
-from linear_figures import END_RATES, PUBLISHED, RAW_KEYS, SKCOMPRESS
+from figure_kit import COLORS, MARKERS, Figure, Picture, curves, legend_below, picture, table
+from linear_figures import PUBLISHED, RAW_KEYS, SKCOMPRESS
 from linear_models import LOSSES, Model
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 
@@ -57,14 +57,13 @@ def figure_15(tiny: bool) -> Runs:
     common = linear_figures.RATES["lr"]
 
     def at_best(name: str, settings: dict[str, Any], optimizer: str) -> Runs:
-        runs, losses = {}, {}
-        for rate in [common] if tiny else END_RATES:
-            runs[rate] = linear_figures.train(data, settings, "lr", epochs, 1.0, optimizer, rate)
-            losses[rate] = min(row.loss for row in runs[rate])
-        rate = common if tiny else best_inside(END_RATES, losses.__getitem__, f"{name}: rate")
+        if tiny:
+            rate, runs = common, {common: linear_figures.train(data, settings, "lr", epochs, 1.0, optimizer)}
+        else:
+            rate, runs = linear_figures.at_best_rate(f"{name}: rate", data, settings, epochs, optimizer)
         rows = runs[rate]
         return {"loss": [row.loss for row in rows], "bytes": rows[-1].sent / epochs, "rate": rate,
-                "common": losses[common]}  # fmt: skip
+                "common": linear_figures.lowest(runs[common])}  # fmt: skip
 
     for panel, methods in PANELS.items():
         out[panel] = {}

@@ -342,6 +342,20 @@ END_RATES = (3.0, 1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.01, 0.003)
 KINDS: dict[str, type[Model]] = {"decoupled": Model, "in the gradient": Coupled}
 
 
+def at_best_rate(
+    name: str, data: Data, settings: str | Mapping[str, Any], epochs: int, optimizer: str = "adam",
+    kind: type[Model] = Model,
+) -> tuple[float, dict[float, list[Row]]]:  # fmt: skip
+    """The one of ``END_RATES`` with the lowest loss of logistic regression, and the trainings with all of them."""
+    runs = {rate: train(data, settings, "lr", epochs, 1.0, optimizer, rate, kind) for rate in END_RATES}
+    return figure_kit.best_inside(END_RATES, lambda rate: lowest(runs[rate]), name), runs
+
+
+def lowest(rows: list[Row]) -> float:
+    """Loss of a training."""
+    return min(row.loss for row in rows)
+
+
 @app.command()
 def ends(scale: Scale = 100, ranks: Ranks = 10, epochs: Epochs = 12, write: Write = False) -> None:
     """The lowest loss of logistic regression, with l2 as weight decay and as a part of the gradient."""
@@ -349,14 +363,9 @@ def ends(scale: Scale = 100, ranks: Ranks = 10, epochs: Epochs = 12, write: Writ
     for words, kind in KINDS.items():
         adam = 0.0
         for name, settings in ENDS.items():
-            runs = {
-                rate: [row.loss for row in train(data, settings, "lr", epochs, 1.0, "adam", rate, kind)]
-                for rate in END_RATES
-            }
-            losses = {rate: min(run) for rate, run in runs.items()}
-            best = figure_kit.best_inside(END_RATES, losses.__getitem__, f"{name}, l2 {words}: rate")
+            best, runs = at_best_rate(f"{name}, l2 {words}: rate", data, settings, epochs, kind=kind)
             adam = adam or best
-            cells = (f"{one:.4f}" for one in (losses[adam], losses[best], runs[best][-1]))
+            cells = (f"{one:.4f}" for one in (lowest(runs[adam]), lowest(runs[best]), runs[best][-1].loss))
             lines.append([words, name, *cells, f"{best:g}"])
             print(doc_sections.row(lines[-1]), flush=True)
     if write:
