@@ -188,11 +188,16 @@ KERNEL fused_values(const u8* data, const u64* jobs, u64 each, u32 bits, u64 buc
 }
 
 // Of up to eight ranks, the containers of one tensor: those from number `first` on, each `stride` behind the other.
-// starts: places of `indices` and `values`, so that fused_sum need not look at the jobs.
+// starts: places of `indices` and `values`, so that fused_sum need not look at the jobs. They are zeros after an error:
+// fused_sum loads them before it knows of one.
 KERNEL fused_sum_starts(u32 parts, const u64* jobs, u32 first, u32 stride, const u32* indices, u64 tiles, u32* starts,
                         const State* state) {
-    if (state->bad || state->error) return;
     const u32 p = blockIdx.x % parts;
+    if (state->bad || state->error) {
+        for (u64 t = (u64)(blockIdx.x / parts) * THREADS + threadIdx.x; t <= tiles; t += gridDim.x / parts * THREADS)
+            starts[p * (tiles + 1) + t] = 0;
+        return;
+    }
     const Job& job = ((const Job*)jobs)[first + p * stride];
     sum_starts(parts, p, indices + job.first, job.count, job.first, tiles, starts);
 }

@@ -37,6 +37,8 @@ CAP = 0.25
 ALWAYS = {"memory": "scaled_momentum", "value": "sign", "scope": "bucket"}
 """A config that is at work on one rank too, since it has a momentum."""
 THIN = {"name": "reduce_scatter", "density": 0.02}
+FROZEN = 3
+"""The parameter that is frozen from the third step on, where one is."""
 
 
 def configs():
@@ -80,8 +82,9 @@ def with_ddp(config, device, steps=4, within=nullcontext, beside=lambda: None):
     return found, {name: one.numpy().tobytes() for name, one in kept.items()}
 
 
-def compare(made, config, **how):
-    on_host, on_gpu = made(config, HOST), made(config, GPU, **how)
+def compare(made, config, freezing=None, **how):
+    both = {} if freezing is None else {"freezing": freezing}
+    on_host, on_gpu = made(config, HOST, **both), made(config, GPU, **both, **how)
     for step_of, (ours, theirs) in enumerate(zip(on_gpu[0], on_host[0], strict=True)):
         assert ours == theirs, f"{config}: gradient {step_of} differs"
     assert on_gpu[1] == on_host[1] and on_gpu[1], f"{config}: the residuals differ"
@@ -125,7 +128,13 @@ def little_memory_that_others_write_to():
             torch.cuda.set_per_process_memory_fraction(1.0, GPU)
 
 
-def with_fsdp(config, device, steps=3):
+def freeze(model):
+    parameter = list(model.parameters())[FROZEN]
+    parameter.requires_grad_(False)
+    parameter.grad = None
+
+
+def with_fsdp(config, device, steps=4, freezing=False):
     """Each rank is a replica, of one shard."""
     model = given(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))
@@ -134,8 +143,11 @@ def with_fsdp(config, device, steps=3):
     found = []
     for step in range(steps):
         model.zero_grad()
+        if freezing and step == 2:
+            freeze(model)
         model(gradients_of(step, device)).backward()
-        found += [one.tobytes() for one in arrays([p.grad.to_local().cpu() for p in model.parameters()])]
+        means = [p.grad.to_local().cpu() for p in model.parameters() if p.requires_grad]
+        found += [one.tobytes() for one in arrays(means)]
     kept = {name: one.numpy().tobytes() for name, one in replicas.state_dict()["residuals"].items()}
     replicas.close()
     return found, kept
@@ -195,9 +207,9 @@ def mixed_precision_and_batch_norm():
     state.close()
 
 
-def with_horovod(config, device, nccl=False, steps=4, within=nullcontext):
+def with_horovod(config, device, nccl=False, steps=4, within=nullcontext, freezing=False):
     """Horovod's calls for each gradient, over a stand-in of Horovod (tests/adapters/horovod_stand_in.py). From the
-    second step on its optimizer is known."""
+    second step on its optimizer is known. Of a parameter without a gradient, Horovod sends zeros."""
     from hvd_deepreduce.torch.horovod import DeepReduce
     from tests.adapters import horovod_stand_in as hvd
 
@@ -219,7 +231,13 @@ def with_horovod(config, device, nccl=False, steps=4, within=nullcontext):
             if step:
                 compression._optimizers.check(optimizer)
             model.zero_grad()
+            if freezing and step == 2:
+                freeze(model)
             model(gradients_of(step, device)).backward()
+            for number, parameter in enumerate(model.parameters()):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                    reduce(number, parameter)
             means = [compression.decompress(hvd.synchronize(handle), context) for handle, context in handles]
             found += [one.tobytes() for one in arrays(one.cpu() for one in means)]
         kept = compression.state_dict()["residuals"]
@@ -239,6 +257,20 @@ def horovod_s_calls_give_what_they_give_on_the_host():
         for nccl in (False, True):
             compare(with_horovod, config, nccl=nccl)
             compare(with_horovod, config, nccl=nccl, within=side_stream)
+
+
+@case
+def what_is_frozen_later_keeps_what_it_has_on_the_host():
+    from tests.adapters import horovod_stand_in
+
+    horovod_stand_in.install()
+    for config in configs():
+        compare(with_fsdp, config, freezing=True)
+    if dist.get_world_size() > 1:
+        for config in ({**LOSSY, "min_elements": 100}, {**LOSSY, "scope": "bucket", "bucket_bytes": 300_000}, ALWAYS,
+                       {**LOSSY, "memory": "dgc", "scope": "model"}):  # fmt: skip
+            compare(with_horovod, config, freezing=True)
+            compare(with_horovod, config, nccl=True, within=side_stream, freezing=True)
 
 
 if __name__ == "__main__":
