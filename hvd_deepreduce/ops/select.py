@@ -24,6 +24,8 @@ _copy_selection = kernels_by_dtype("copy_selection", "v", "Ppp")
 _BINS = 2048
 """Values of a digit of eleven bits, as in kernels/select/select.cu."""
 
+_SAMPLES = 32 * THREADS
+"""The most samples of top-k, as in kernels/select/select.cu."""
 
 _LEAD = 3
 """The most elements between the 16 bytes in which an array begins, and its first element."""
@@ -87,11 +89,14 @@ def _(dense: Device, gradient: Device | None, k: int, threads: int = 1) -> tuple
     state, counts = scratch[:2], scratch[2 : 2 + count_words].view(u32)
     collect_status, take_status = scratch[2 + count_words : -take_tiles], scratch[-take_tiles:]
     encoding = deferred.state.encoding
-    # If nothing has checked yet that the gradient is finite, all blocks of the sampling kernel but the first do.
-    blocks, bad = 1, NULL
+    # If nothing has checked yet that the gradient is finite, more blocks of the sampling kernel do.
+    samplers = max(1, -(-min(n // 8, _SAMPLES) // THREADS))
+    blocks, bad = samplers, NULL
     if encoding and not encoding.checked and gradient is not None and gradient.size == encoding.gradient.size:
-        blocks, bad = 1 + grid(xp, n, 4 * THREADS), encoding.check_finite(fused=True)
-    launch(xp, file, f"topk_sample_{ending}", blocks, dense, gradient, n, k, state, bad)
+        blocks, bad = samplers + grid(xp, n, 4 * THREADS), encoding.check_finite(fused=True)
+    launch(
+        xp, file, f"topk_sample_{ending}", blocks, dense, gradient, n, k, u32(samplers), candidates, state, bad
+    )  # fmt: skip
     for_each(
         xp, file, f"topk_collect_{ending}", n, dense, gradient, n, residual_guard(), state, collect_status, candidates,
         candidate_values, room, tile=tile,

@@ -39,31 +39,45 @@ __device__ Digit find_digit(const u32* counts, u64 k) {
     return result;
 }
 
-// One block. state[0]: the least magnitude bits of a candidate; 1, so that all elements but zeros are candidates, if no
-// sample can tell (there are few elements, or k is nearly n).
+// Blocks 0 .. samplers - 1, of which each thread takes a sample: many blocks, since the places are far apart and a
+// multiprocessor waits for only so many at once. The last block to have its samples goes on. state[0]: the least
+// magnitude bits of a candidate; 1, so that all elements but zeros are candidates, if no sample can tell (there are few
+// elements, or k is nearly n). keys: room for SAMPLES numbers. *taken: of the samplers, how many are ready; zero before
+// the launch.
 template <class T>
-__device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u64* state) {
+__device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u32 samplers, u32* keys, u64* state,
+                       u32* taken) {
     const u32 key_bits = sizeof(T) == 4 ? 0 : 32;
     const u64 samples = n / 8 < SAMPLES ? n / 8 : SAMPLES;
     const double expected = (double)k * (double)samples / (double)n, deviation = sqrt(expected);
     const u64 rank = (u64)(expected + 5.0 * (deviation > 2.0 ? deviation : 2.0));
     if (samples < 512 || rank >= samples) {
-        if (threadIdx.x == 0) state[0] = 1;
+        if (grid_thread() == 0) state[0] = 1;
         return;
     }
     __shared__ u32 counts[BINS];
-    u32 keys[SAMPLES / THREADS];
-#pragma unroll
-    for (u32 j = 0; j < SAMPLES / THREADS; ++j) {
-        const u64 i = (u64)j * THREADS + threadIdx.x;
-        keys[j] = 0;
-        if (i >= samples) continue;
+    __shared__ bool last;
+    const u64 i = grid_thread();
+    if (i < samples) {
         // Divisions of 64 bits take long; nearly always the number of samples is a power of two.
         const bool all = samples == SAMPLES;
         const u64 first = all ? n * i / SAMPLES : n * i / samples;
         const u64 next = all ? n * (i + 1) / SAMPLES : n * (i + 1) / samples;
         const u64 at = first + fmix32((u32)i) % (u32)(next - first);
-        keys[j] = (u32)((u64)magnitude_bits(gradient ? accumulated(dense[at], gradient[at]) : dense[at]) >> key_bits);
+        *(volatile u32*)(keys + i) =
+            (u32)((u64)magnitude_bits(gradient ? accumulated(dense[at], gradient[at]) : dense[at]) >> key_bits);
+        __threadfence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(taken, 1u) + 1 == samplers;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    u32 key[SAMPLES / THREADS];
+#pragma unroll
+    for (u32 j = 0; j < SAMPLES / THREADS; ++j) {
+        const u32 s = j * THREADS + threadIdx.x;
+        key[j] = s < samples ? *(const volatile u32*)(keys + s) : 0;
     }
     u32 prefix = 0;
     u64 left = rank + 1;
@@ -72,8 +86,8 @@ __device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u64* sta
         __syncthreads();
 #pragma unroll
         for (u32 j = 0; j < SAMPLES / THREADS; ++j)
-            if ((u64)j * THREADS + threadIdx.x < samples && (keys[j] >> (shift + 11)) == prefix >> (shift + 11))
-                atomicAdd(counts + (keys[j] >> shift & (BINS - 1)), 1u);
+            if (j * THREADS + threadIdx.x < samples && key[j] >> (shift + 11) == prefix >> (shift + 11))
+                atomicAdd(counts + (key[j] >> shift & (BINS - 1)), 1u);
         __syncthreads();
         const Digit digit = find_digit(counts, left);
         prefix |= digit.digit << shift;
@@ -260,17 +274,17 @@ __device__ void take(Source<T> from, u64 k, const u32* counts, u32 passes, u64* 
 // state: | least magnitude bits of a candidate | number of candidates |. counts: BINS per pass, zeros before the
 // launches.
 
-// The first block samples. If `bad` is not null, the others look for NaN and infinity; if there is only one, it does
-// both.
+// The first blocks sample. If `bad` is not null, the others look for NaN and infinity. The number of candidates counts
+// the blocks that have their samples until then; the first candidates' place has the samples.
 template <class T>
-__device__ void sample_and_check(const T* dense, const T* gradient, u64 n, u64 k, u64* state, i32* bad) {
-    if (blockIdx.x == 0) sample(dense, gradient, n, k, state);
-    const u32 workers = gridDim.x > 1 ? gridDim.x - 1 : 1;
-    if (bad && blockIdx.x + workers >= gridDim.x)
-        find_nonfinite(gradient, n, blockIdx.x + workers - gridDim.x, workers, bad);
+__device__ void sample_and_check(const T* dense, const T* gradient, u64 n, u64 k, u32 samplers, u32* keys, u64* state,
+                                 i32* bad) {
+    if (blockIdx.x < samplers) sample(dense, gradient, n, k, samplers, keys, state, (u32*)(state + 1));
+    else if (bad) find_nonfinite(gradient, n, blockIdx.x - samplers, gridDim.x - samplers, bad);
 }
-FLOAT_KERNEL(topk_sample, (const T* dense, const T* gradient, u64 n, u64 k, u64* state, i32* bad),
-    sample_and_check(dense, gradient, n, k, state, bad))
+FLOAT_KERNEL(topk_sample, (const T* dense, const T* gradient, u64 n, u64 k, u32 samplers, u32* keys, u64* state,
+                           i32* bad),
+    sample_and_check(dense, gradient, n, k, samplers, keys, state, bad))
 
 FLOAT_KERNEL(topk_collect, (T* dense, const T* gradient, u64 n, const i32* bad, u64* state, u64* status, u32* indices,
                             T* values, u64 room),
