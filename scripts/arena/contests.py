@@ -267,6 +267,12 @@ def demo(words: str, given: Mapping[str, Any]) -> Method:
     )  # fmt: skip
 
 
+def demo_signs(share: float, workers: int) -> Method:
+    """DeMo with signs at a budget, with as few bits for indices as ours have."""
+    top = round(64 * 64 * density_of(share, workers, 1, 1.0))
+    return demo(f"entropy-coded signs of the top {top}", {"top": top, "signs": True, "coded": True})
+
+
 def in_each_step(title: str, workers: int, decay: float, rivals: bool = False) -> Contest:
     """AdamW's users, who exchange in each step.
 
@@ -282,16 +288,16 @@ def in_each_step(title: str, workers: int, decay: float, rivals: bool = False) -
     if rivals:
         methods |= {
             "demo": demo("top 16", {"top": 16}),
-            "demo signs": demo("the signs of the top 64", {"top": 64, "signs": True}),
+            "demo signs": demo_signs(0.007, workers),
             "one_bit": Method(
                 "1-bit Adam, 15% of the steps dense",
                 {"optimizer": "sgd", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
-                {"lr": LR, "weight_decay": DECAY},
+                {"lr": LR, "weight_decay": DECAY, "with.beta2": BETA2, "with.beta1": BETA1},
             ),
-            "powersgd": Method("PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}}, DENSE),
+            "powersgd": Method("PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}}, knobs),
             "gradients": Method(
                 "top 1% of gradients with error feedback, 7 bits, AdamW",
-                {**ADAMW, "scheme": "containers", "with": {"config": "topk_model"}}, DENSE,
+                {**ADAMW, "scheme": "containers", "with": {"config": "topk_model"}}, knobs,
             ),
         }  # fmt: skip
     else:

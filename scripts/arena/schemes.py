@@ -140,18 +140,21 @@ class DeMo:
         decay: of the momentum.
         signs: whether the sign of each coefficient is sent, in place of its value.
         bits: of a value that is sent, if it is not a sign.
+        coded: whether the indices of a chunk take as many bits as there are subsets, as an entropy coder has them; if
+            not, each takes the bits of a place in the chunk.
     """
 
     def __init__(
         self, workers: int, shapes: Shapes, steps: int, chunk: int, top: int, decay: float, signs: bool = False,
-        bits: int = 32,
+        bits: int = 32, coded: bool = False,
     ) -> None:  # fmt: skip
         self.workers, self.shapes = workers, [tuple(shape) for shape in shapes]
         self.sizes = [math.prod(shape) for shape in shapes]
         self.sides = [[min(side, chunk) for side in shape[-2:]] for shape in self.shapes]
         self.bases = {side: _cosines(side) for sides in self.sides for side in sides}
         self.momentum = torch.zeros(workers, sum(self.sizes))
-        self.top, self.decay, self.signs, self.bits, self.sent = top, decay, signs, bits, 0.0
+        self.top, self.decay, self.coded, self.sent = top, decay, coded, 0.0
+        self.signs, self.value_bits = signs, 1 if signs else bits
 
     def combine(self, gradients: Tensor) -> Tensor:
         self.momentum.mul_(self.decay).add_(gradients)
@@ -169,7 +172,8 @@ class DeMo:
             total = self._turned(sent.sum(0, keepdim=True).view(1, *chunks.shape[1:]), sides, back=True)
             parts.append(self._joined(total, shape, sides)[0])
             length = coefficients.shape[2]
-            bits += coefficients.shape[1] * top * (math.ceil(math.log2(length)) + (1 if self.signs else self.bits))
+            places = math.log2(math.comb(length, top)) if self.coded else top * math.ceil(math.log2(length))
+            bits += coefficients.shape[1] * (places + top * self.value_bits)
         self.sent += (self.workers - 1) * bits / 8
         return torch.cat(parts).sign()
 
@@ -213,8 +217,9 @@ class OneBitMomentum:
     """The exchange of 1-bit Adam, Tang et al., ICML 2021, algorithm 1: momentum in one bit, with error feedback twice.
 
     In the first steps the mean gradient is exchanged in float32 and Adam runs as ever; then its second moment stays as
-    it is, and the workers exchange momentum, one sign an element and one scale a vector, first to the owner of a slice
-    and then, compressed again, to all. The direction is Adam's step, so the optimizer is SGD without momentum.
+    it is, and the workers exchange momentum, one sign an element and one scale for each part of the model, first to
+    the owner of a slice and then, compressed again, to all. The direction is Adam's step, so the optimizer is SGD
+    without momentum.
 
     Args:
         warm: share of the steps with dense gradients; the paper has 15% to 20%.
@@ -224,7 +229,8 @@ class OneBitMomentum:
     def __init__(
         self, workers: int, shapes: Shapes, steps: int, warm: float = 0.15, beta1: float = 0.9, beta2: float = 0.99
     ) -> None:
-        self.workers, self.numel, self.betas = workers, sum(map(math.prod, shapes)), (beta1, beta2)
+        self.sizes, self.betas = [math.prod(shape) for shape in shapes], (beta1, beta2)
+        self.workers, self.numel = workers, sum(self.sizes)
         self.warm = max(1, round(warm * steps))
         self.first, self.second = torch.zeros(self.numel), torch.zeros(self.numel)
         self.errors, self.owners = torch.zeros(workers, self.numel), torch.zeros(self.numel)
@@ -240,13 +246,18 @@ class OneBitMomentum:
             self.sent += traffic.allreduce(FLOAT * self.numel, self.workers).sent
             return (self.first / (1 - beta1**self._steps)) / ((self.second / (1 - beta2**self._steps)).sqrt() + 1e-8)
         moments = beta1 * self.first + (1 - beta1) * gradients + self.errors
-        sent = moments.abs().mean(1, keepdim=True) * moments.sign()
+        sent = self._signs(moments)
         self.errors = moments - sent
         owned = sent.mean(0) + self.owners
-        self.first = owned.abs().mean() * owned.sign()
+        self.first = self._signs(owned[None])[0]
         self.owners = owned - self.first
-        self.sent += traffic.allreduce(self.numel / 8, self.workers).sent
+        self.sent += traffic.allreduce(self.numel / 8 + FLOAT * len(self.sizes), self.workers).sent
         return self.first / ((self.second / (1 - beta2**self.warm)).sqrt() + 1e-8)
+
+    def _signs(self, vectors: Tensor) -> Tensor:
+        """Of each row, the signs times the mean magnitude of each part of the model."""
+        parts = vectors.split(self.sizes, 1)
+        return torch.cat([part.abs().mean(1, keepdim=True) * part.sign() for part in parts], 1)
 
 
 SCHEMES: dict[str, Callable[..., Scheme]] = {

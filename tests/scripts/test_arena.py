@@ -247,6 +247,13 @@ def test_demo_sends_the_largest_coefficients_of_each_chunk():
     np.testing.assert_allclose(scheme.momentum.view(2, 7, 8).numpy(), momentum[:, :7], atol=1e-5)
 
 
+def test_demo_with_coded_indices_takes_as_many_bits_as_there_are_subsets():
+    for coded, places in ((False, 3 * 4), (True, math.log2(math.comb(16, 3)))):
+        scheme = DeMo(3, [(8, 8)], 10, chunk=4, top=3, decay=0.5, signs=True, coded=coded)
+        scheme.combine(torch.randn(3, 64))
+        assert scheme.sent == pytest.approx(2 * 4 * (places + 3) / 8), "4 chunks, to 2 other workers"
+
+
 def test_a_warm_up_is_told_in_shares_of_the_steps():
     config = {"sparsifier": {"name": "topk", "density": 0.1}, "value": "raw", "scope": "model", "memory": "dgc"}
     sent = {}
@@ -268,7 +275,8 @@ def test_one_bit_momentum_keeps_its_errors_after_the_warm_up():
     torch.testing.assert_close(scheme.second, second, rtol=0, atol=0)
     exact = (0.9 * first + 0.1 * given).mean(0)
     torch.testing.assert_close(scheme.first + scheme.owners + scheme.errors.mean(0), exact)
-    assert scheme.first.abs().unique().numel() == 1
+    for part in scheme.first.split([24, 5, 64]):
+        assert part.abs().unique().numel() == 1, "one scale for each part"
 
 
 def test_query_key_and_value_are_three_matrices():
