@@ -288,11 +288,12 @@ def in_each_step(title: str, workers: int, decay: float, rivals: bool = False) -
     if rivals:
         methods |= {
             "demo": demo("top 16", {"top": 16}),
-            "demo signs": demo_signs(0.007, workers),
+            "demo signs 0.7%": demo_signs(0.007, workers),
+            "demo signs 0.25%": demo_signs(0.0025, workers),
             "one_bit": Method(
                 "1-bit Adam, 15% of the steps dense",
                 {"optimizer": "sgd", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
-                {"lr": LR, "weight_decay": DECAY, "with.beta2": BETA2, "with.beta1": BETA1},
+                {"lr": LR, "weight_decay": DECAY, "with.beta2": BETA2, "with.beta1": MOMENTA},
             ),
             "powersgd": Method("PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}}, knobs),
             "gradients": Method(
@@ -302,9 +303,11 @@ def in_each_step(title: str, workers: int, decay: float, rivals: bool = False) -
         }  # fmt: skip
     else:
         methods |= {name: preset(name, ADAMW, LR) for name in ("adamw_safe", "adamw_small", "sparseloco", "diloco")}
-    claims = (Claim("signs 0.7%", "dense", 0.02, 0.007), Claim("signs 0.25%", "dense", 0.05, 0.0025))
+    claims = [Claim("signs 0.7%", "dense", 0.02, 0.007), Claim("signs 0.25%", "dense", 0.05, 0.0025)]
+    if rivals:
+        claims += [Claim(f"signs {share}", f"demo signs {share}", 0.0) for share in ("0.7%", "0.25%")]
     seeds = FIVE if rivals else (0, 1, 2)
-    return Contest(title, "gpt", workers, 2000, 500, 20, methods, claims, ("lr", "beta1"), seeds)
+    return Contest(title, "gpt", workers, 2000, 500, 20, methods, tuple(claims), ("lr", "beta1", "with.beta1"), seeds)
 
 
 def from_eight(
