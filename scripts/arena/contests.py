@@ -295,19 +295,26 @@ def in_each_step(title: str, workers: int, decay: float, rivals: bool = False) -
                 {"optimizer": "sgd", "clip": 1.0, "clip_first": True, "scheme": "one_bit"},
                 {"lr": LR, "weight_decay": DECAY, "with.beta2": BETA2, "with.beta1": MOMENTA},
             ),
-            "powersgd": Method("PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}}, knobs),
+            "powersgd": Method("PowerSGD, rank 4, AdamW", {**ADAMW, "scheme": "powersgd", "with": {"rank": 4}}, DENSE),
             "gradients": Method(
                 "top 1% of gradients with error feedback, 7 bits, AdamW",
-                {**ADAMW, "scheme": "containers", "with": {"config": "topk_model"}}, knobs,
+                {**ADAMW, "scheme": "containers", "with": {"config": "topk_model"}}, DENSE,
             ),
         }  # fmt: skip
+        words = "the same, AdamW's beta1 tuned, too"
+        methods["gradients, beta1"] = replace(methods["gradients"], words=words, knobs=knobs)
     else:
         methods |= {name: preset(name, ADAMW, LR) for name in ("adamw_safe", "adamw_small", "sparseloco", "diloco")}
     claims = [Claim("signs 0.7%", "dense", 0.02, 0.007), Claim("signs 0.25%", "dense", 0.05, 0.0025)]
     if rivals:
         claims += [Claim(f"signs {share}", f"demo signs {share}", 0.0) for share in ("0.7%", "0.25%")]
     seeds = FIVE if rivals else (0, 1, 2)
-    return Contest(title, "gpt", workers, 2000, 500, 20, methods, tuple(claims), ("lr", "beta1", "with.beta1"), seeds)
+    # A search of beta1 took 0 for PowerSGD, at a rate with which two of five seeds were unstable.
+    note = "PowerSGD keeps the beta1 of 0.9: what a search took instead ended higher on the reported seeds."
+    return Contest(
+        title, "gpt", workers, 2000, 500, 20, methods, tuple(claims), ("lr", "beta1", "with.beta1"), seeds,
+        note=note if rivals else "",
+    )  # fmt: skip
 
 
 def from_eight(
