@@ -60,25 +60,27 @@ class Capture(Recorder, Compressor):  # type: ignore[misc]
         Raises:
             ValueError: the gradient has not the shape of the variable in its place.
         """
+        graph, _ = current_place()
+        number = self._seen.get(graph, 0)
+        self._seen[graph] = number + 1
+        name, shape = self._known[number % len(self._known)]
+        if not tensor.shape.is_compatible_with(shape):
+            raise ValueError(
+                f"the gradient number {number} has the shape {tensor.shape}, and the variable {name!r} in its "
+                f"place has {shape}: give Capture the variables whose gradients Horovod gets, in its order"
+            )
+
+        def record(gradient: Any) -> None:
+            self.put(name, lambda: gradient)
+
+        recordings = []
         if not self.done:
-            graph, _ = current_place()
-            number = self._seen.get(graph, 0)
-            self._seen[graph] = number + 1
-            name, shape = self._known[number % len(self._known)]
-            if not tensor.shape.is_compatible_with(shape):
-                raise ValueError(
-                    f"the gradient number {number} has the shape {tensor.shape}, and the variable {name!r} in its "
-                    f"place has {shape}: give Capture the variables whose gradients Horovod gets, in its order"
-                )
-
-            def record(gradient: Any) -> None:
-                self.put(name, lambda: gradient)
-
             # NumPy has no bfloat16.
-            recording = tf.numpy_function(record, [tf.cast(tensor, tf.float32)], [])
-            without_order(recording)
-            with tf.control_dependencies([recording]):
-                tensor = tf.identity(tensor)
+            recordings.append(tf.numpy_function(record, [tf.cast(tensor, tf.float32)], []))
+            without_order(recordings[0])
+        # Horovod names an operation after its tensor, so that one must have the same name on ranks that record nothing.
+        with tf.control_dependencies(recordings):
+            tensor = tf.identity(tensor, name=f"captured_{number}")
         found: tuple[tf.Tensor, Any] = self._inner.compress(tensor)
         return found
 

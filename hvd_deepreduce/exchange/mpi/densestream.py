@@ -204,7 +204,7 @@ def allreduce(
 
 @lru_cache(64)
 def _description(codec: DenseStream | str, density: float | None) -> str:
-    return f"densestream with {codec!r}" + ("" if density is None else f" and density {density!r}")
+    return f"densestream with {codec!r}" + ("" if density is None else f" and density {float(density)!r}")
 
 
 def run_exchange(
