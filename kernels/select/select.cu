@@ -42,8 +42,8 @@ __device__ Digit find_digit(const u32* counts, u64 k) {
 // Blocks 0 .. samplers - 1, of which each thread takes a sample: many blocks, since the places are far apart and a
 // multiprocessor waits for only so many at once. The last block to have its samples goes on. state[0]: the least
 // magnitude bits of a candidate; 1, so that all elements but zeros are candidates, if no sample can tell (there are few
-// elements, or k is nearly n). keys: room for SAMPLES numbers. *taken: of the samplers, how many are ready; zero before
-// the launch.
+// elements, or k is nearly n). keys: a place for each sample; the caller gives that of the candidates, which come later.
+// *taken: how many samplers are ready; zero before the launch.
 template <class T>
 __device__ void sample(const T* dense, const T* gradient, u64 n, u64 k, u32 samplers, u32* keys, u64* state,
                        u32* taken) {
@@ -274,8 +274,8 @@ __device__ void take(Source<T> from, u64 k, const u32* counts, u32 passes, u64* 
 // state: | least magnitude bits of a candidate | number of candidates |. counts: BINS per pass, zeros before the
 // launches.
 
-// The first blocks sample. If `bad` is not null, the others look for NaN and infinity. The number of candidates counts
-// the blocks that have their samples until then; the first candidates' place has the samples.
+// The first blocks sample. If `bad` is not null, the others look for NaN and infinity. state[1], which collect sets to the
+// number of candidates, counts the samplers until then.
 template <class T>
 __device__ void sample_and_check(const T* dense, const T* gradient, u64 n, u64 k, u32 samplers, u32* keys, u64* state,
                                  i32* bad) {

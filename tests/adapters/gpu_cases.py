@@ -82,9 +82,8 @@ def with_ddp(config, device, steps=4, within=nullcontext, beside=lambda: None):
     return found, {name: one.numpy().tobytes() for name, one in kept.items()}
 
 
-def compare(made, config, freezing=None, **how):
-    both = {} if freezing is None else {"freezing": freezing}
-    on_host, on_gpu = made(config, HOST, **both), made(config, GPU, **both, **how)
+def compare(made, config, **how):
+    on_host, on_gpu = made(config, HOST), made(config, GPU, **how)
     for step_of, (ours, theirs) in enumerate(zip(on_gpu[0], on_host[0], strict=True)):
         assert ours == theirs, f"{config}: gradient {step_of} differs"
     assert on_gpu[1] == on_host[1] and on_gpu[1], f"{config}: the residuals differ"
@@ -265,12 +264,13 @@ def what_is_frozen_later_keeps_what_it_has_on_the_host():
 
     horovod_stand_in.install()
     for config in configs():
-        compare(with_fsdp, config, freezing=True)
+        compare(partial(with_fsdp, freezing=True), config)
     if dist.get_world_size() > 1:
         for config in ({**LOSSY, "min_elements": 100}, {**LOSSY, "scope": "bucket", "bucket_bytes": 300_000}, ALWAYS,
                        {**LOSSY, "memory": "dgc", "scope": "model"}):  # fmt: skip
-            compare(with_horovod, config, freezing=True)
-            compare(with_horovod, config, nccl=True, within=side_stream, freezing=True)
+            freezing = partial(with_horovod, freezing=True)
+            compare(freezing, config)
+            compare(freezing, config, nccl=True, within=side_stream)
 
 
 if __name__ == "__main__":
