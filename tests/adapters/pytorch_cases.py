@@ -141,6 +141,7 @@ def an_optimizer_with_momentum_beside_that_of_the_config():
             job.step(0)
         assert np.array_equal(job.flat(), before)
         job.close()
+        make(job.model.parameters()).step()  # the config is that of no job any more
     on.job(votes, make=torch.optim.SGD).run(2).check_same()
 
 
