@@ -11,6 +11,7 @@ from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config.schedule import DensitySchedule
 from hvd_deepreduce.engine import small
 from hvd_deepreduce.engine import state as saved
+from hvd_deepreduce.engine.parameter import VELOCITY
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.wire import frame
 from hvd_deepreduce.wire import standalone as wire
@@ -210,6 +211,24 @@ def test_every_sparsifier_follows_the_schedule_in_every_scope(sparsifier, scope)
     ):
         for step in range(3):
             same_bytes([one[step], other[step]])
+
+
+def test_a_velocity_goes_with_its_memory_and_this_is_told(caplog):
+    """It would be applied when the memory comes back, however old it is then."""
+
+    def work(collectives):
+        adapter = NumpyAdapter(collectives, MODEL, {**DGC, "overrides": {"a": {"memory": "residual"}}})
+        adapter.step(gradients_of(0, collectives.rank(), MODEL))
+        before = adapter.engine.state_dict()["residuals"]
+        adapter.engine.set_config({**DGC, "memory": "residual"})
+        return before, adapter.engine.state_dict()["residuals"]
+
+    for before, after in run_ranks(2, work):
+        velocities = [[name for name in one if name.startswith(VELOCITY)] for one in (before, after)]
+        assert velocities[0] and not velocities[1]
+        for name, kept in after.items():
+            assert np.array_equal(kept, before[name])
+    assert "the velocities of" in caplog.text and "memory is 'residual' now" in caplog.text
 
 
 def test_a_tensor_can_have_a_schedule_of_its_own_or_none():

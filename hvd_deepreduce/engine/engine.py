@@ -348,6 +348,27 @@ class Engine(RankState):
             self.stats.add(wire=traffic.allgather(own, gathered.size, ranks))
             return pipeline.decode_sparse(containers, numel, dtype, scale)
 
+    def take_unsent(self, parameter: Parameter, finite: Callable[[], bool]) -> SparseTensor | None:
+        """The parameter's residual, to be added to its sparse gradient, which is sent as it is: in a dense step, or
+        since the settings have changed. There is none afterwards.
+
+        Args:
+            finite: whether the gradient's values are. If not, the residual stays: the step may be left out.
+
+        Returns:
+            None: there is nothing to be added.
+        """
+        pipeline, residual = self.pipeline_of(parameter), self._memory.held(parameter.name)
+        if residual is None or not self.feeds_back(pipeline) or pipeline.config.has_velocity:
+            return None
+        if not self.exchange.containers or not finite():
+            return None
+        values = arrays.to_host(residual)
+        indices = np.flatnonzero(values).astype(np.uint32)
+        unsent = SparseTensor(values.size, indices, values[indices])
+        self._memory.drop([parameter.name])
+        return unsent if indices.size else None
+
     def takes_sparse(self, parameter: Parameter) -> bool:
         """Whether ``encode_sparse`` can be used: the exchange lets a gradient have a container of its own (not
         over MPI), in every scope, and the sparsifier goes by the magnitudes of single elements."""

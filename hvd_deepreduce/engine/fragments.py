@@ -28,7 +28,7 @@ class Proposal(Generic[G]):
         present: whether this rank sends its update, and takes the anchor.
         finite: whether its updates are.
         updates: by number.
-        starts: as in ``Fragment``.
+        starts, resting: as in ``Fragment``.
         vote: in flight, under ``name``.
     """
 
@@ -40,6 +40,7 @@ class Proposal(Generic[G]):
     finite: bool = True
     updates: dict[int, G] = field(default_factory=dict)
     starts: dict[int, Any] = field(default_factory=dict)
+    resting: set[int] = field(default_factory=set)
     vote: Any = None
     name: str = ""
 
@@ -64,6 +65,7 @@ class Fragment(Generic[G]):
         starts: with a delay, this rank's parameters when the exchange in flight began, by number.
         unsent: with a delay, what this rank has not sent of its progress, by number, until it is taken back.
         keeps: with a delay and ``mix``, the share of its parameters that this rank keeps.
+        resting: numbers of the parameters that the exchange in flight leaves as they are.
     """
 
     numbers: list[int]
@@ -81,11 +83,13 @@ class Fragment(Generic[G]):
     starts: dict[int, Any] = field(default_factory=dict)
     unsent: dict[int, G] = field(default_factory=dict)
     keeps: float = 0.0
+    resting: set[int] = field(default_factory=set)
 
     def forget(self) -> None:
         """Forgets the exchange in flight."""
         self.ends = self.proposal = self.held = self.failure = None
         self.updates, self.tickets, self.starts, self.unsent, self.keeps = {}, {}, {}, {}, 0.0
+        self.resting = set()
 
 
 def divided(sizes: Sequence[int], most: int) -> list[list[int]]:

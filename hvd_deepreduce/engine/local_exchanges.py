@@ -41,7 +41,7 @@ STEP_CHECK = "local"
 """Name of all step checks: a rank that comes to another exchange must meet the others, too."""
 STAY_TOGETHER = (
     "LocalSGD's clock counts local steps. On all ranks, take the same number of steps, call sync() after the same one, "
-    "let a function for every return the same, and load the states of one checkpoint"
+    "let a function for every return the same, freeze the same parameters, and load the states of one checkpoint"
 )
 FAILED = (
     "an exchange of updates has failed, and a part of what it took from the residuals is lost: to go on after its "
@@ -180,11 +180,18 @@ class LocalExchanges(LocalState[G]):
     def check_parameters(self) -> None:
         """Called before an exchange; raises an error if other parameters are trained than at the beginning."""
 
+    def frozen(self) -> list[int]:
+        """Numbers of the parameters that are not trained now, in ascending order."""
+        return []
+
     # Schedule
 
     def step(self, steps: int = 1) -> None:
         """After so many local steps: the exchanges that end and begin then."""
         self.begun = True
+        frozen = self.frozen()
+        if frozen != list(self._frozen):
+            self._frozen = {number: self._frozen.get(number, self.clock) for number in frozen}
         self.clock += steps
         clock = self.clock
         for fragment in self._in_flight():
@@ -277,7 +284,8 @@ class LocalExchanges(LocalState[G]):
         due = self.clock + self.period(self.clock) if present else fragment.due
         if self._times is None:  # else there may be no exchange
             self.engine.stats.begin_step()
-        updates = {n: self.update(n) for n in fragment.numbers} if present else {}
+        resting = self._resting(fragment)
+        updates = {n: self.nothing(n) if n in resting else self.update(n) for n in fragment.numbers} if present else {}
         finite = not self.anywhere(not self.finite(updates.values()))
         starts = {n: self.copy(n) for n in fragment.numbers} if delay and self.local.mix is None else {}
         numbers = [place for place, one in enumerate(self.fragments) if one is fragment]
@@ -287,7 +295,17 @@ class LocalExchanges(LocalState[G]):
         if self._times is None:
             # Already at the exchange where the periods part: no other one is in flight that could wait for its end.
             place["next_exchange"] = " ".join(str(due if one is fragment else one.due) for one in self.fragments)
-        return Proposal(self.clock, self.clock + delay, due, place, present, finite, updates, starts)
+        if resting:
+            place["frozen"] = ", ".join(self.parameters[number].name for number in sorted(resting))
+        return Proposal(self.clock, self.clock + delay, due, place, present, finite, updates, starts, resting)
+
+    def _resting(self, fragment: Fragment[G]) -> set[int]:
+        """The fragment's parameters that were frozen, on all ranks, before its last exchange: all ranks have taken what
+        any of them had done. They keep their values and their residuals. With ``times``, a rank does not know what the
+        others have still to send."""
+        if self._times is not None:
+            return set()
+        return {n for n in fragment.numbers if self._frozen.get(n, self.clock) <= fragment.began}
 
     def _vote(self, proposal: Proposal[G]) -> Floats:
         return self.engine.vote(self.agreed, not proposal.finite, proposal.place, proposal.present)
@@ -316,21 +334,23 @@ class LocalExchanges(LocalState[G]):
         engine, updates, numbers = self.engine, proposal.updates, fragment.numbers
         if not engine.in_flight.isdisjoint(self.parameters[number].name for number in self.held(numbers)):
             raise RuntimeError(FAILED)
+        resting = proposal.resting
         if proposal.present:
-            self.decay(numbers, self.local.decay)
+            self.decay([n for n in numbers if n not in resting], self.local.decay)
         else:
             updates = {n: self.nothing(n) for n in numbers}
         # With a velocity, a residual is not what was not sent. Other exchanges change it later, or it is of a node.
         own_residuals = not (engine.has_velocity or engine.exchange.own_thread or engine.exchange.several)
         wanted = self.held(numbers) if own_residuals and proposal.present and proposal.starts else ()
-        before = {n: self._copy_of_residual(n) for n in wanted}
+        before = {n: self._copy_of_residual(n) for n in wanted if n not in resting}
         engine.feedback = proposal.present
         try:
             for number in self.held(numbers):
-                fragment.tickets[number] = fragment.reducer.start(self.parameters[number], updates[number], True)
+                parameter, rests = self.parameters[number], number in resting
+                fragment.tickets[number] = fragment.reducer.start(parameter, updates[number], True, rests)
         finally:
             engine.feedback = True
-        fragment.present, fragment.ends = proposal.present, proposal.ends
+        fragment.present, fragment.ends, fragment.resting = proposal.present, proposal.ends, resting
         fragment.starts, fragment.unsent = proposal.starts, self._not_sent(before)
         fragment.keeps = (self.local.mix or 0.0) if proposal.ends > proposal.clock else 0.0
 
@@ -515,8 +535,11 @@ class LocalExchanges(LocalState[G]):
         self.engine.stats.end_step()
 
     def _apply(self, fragment: Fragment[G]) -> None:
+        for number in fragment.resting:  # what a codec makes of zeros is not theirs
+            fragment.updates.pop(number, None)
         with self.engine.receiving():  # all ranks do the same
-            self.outer_step(fragment)
+            if fragment.updates or not fragment.resting:
+                self.outer_step(fragment)
             fragment.outer_steps += 1
             fragment.updates = {}
             if fragment.present:
@@ -551,12 +574,15 @@ class LocalExchanges(LocalState[G]):
 
     def follow_anchor(self, fragment: Fragment[G]) -> None:
         """Lets the fragment's parameters follow, as ``follow``."""
-        starts, keeps = fragment.starts, fragment.keeps
-        fragment.starts, fragment.unsent, fragment.keeps = {}, {}, 0.0
+        starts, keeps, resting = fragment.starts, fragment.keeps, fragment.resting
+        fragment.starts, fragment.unsent, fragment.keeps, fragment.resting = {}, {}, 0.0, set()
         if self.clock == fragment.began:  # nothing was done since: no rounding error either
             starts = {}
         for number in fragment.numbers:
-            self.follow(number, starts.get(number), keeps)
+            if number not in resting:
+                self.follow(number, starts.get(number), keeps)
+            elif not keeps:  # it is the anchor already, unless an optimizer has gone on with it
+                self.follow(number, None, 0.0)
 
     def _discard(self, fragment: Fragment[G], present: bool) -> None:
         """A rank has an update that is not finite: all go back to the anchor."""

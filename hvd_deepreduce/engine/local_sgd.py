@@ -22,6 +22,9 @@ class LocalSGDBase(Reporting):
 
     - The state of this rank's optimizer, such as momentum, belongs to its rank and continues over exchanges.
     - What is not trained, such as the statistics of batch normalization, is not exchanged, as under Horovod.
+    - What is frozen later, on all ranks at the same step, is in the next exchange with what was done before. From then
+      on it is the anchor, which does not move, and its residual and outer momentum wait until it is trained again. With
+      ``times``, or through a store, it goes on to be exchanged.
     - A step that a loss scale skips counts as a local step, so that the ranks stay in step.
     - If a rank has NaN or infinity in its parameters when an exchange begins, all ranks discard what they have done
       since the last one and continue from the anchor; residuals stay. State of that rank's optimizer that is not finite

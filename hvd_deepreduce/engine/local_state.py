@@ -21,6 +21,7 @@ from hvd_deepreduce.engine.reducer import Reducer
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
 from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.wire.quoting import quoted
 
 
 class LocalState(ABC, Generic[G]):
@@ -79,6 +80,8 @@ class LocalState(ABC, Generic[G]):
         self.anchors: list[Any] = []
         self.bases: list[Any] = []
         self.outer: Any = None
+        # By number, what is not trained now: the clock of the last step in which it was.
+        self._frozen: dict[int, int] = {}
         self._every = options.every if callable(options.every) else None
         self._times = options.times
         self._bounded = options.every is not None
@@ -258,6 +261,8 @@ class LocalState(ABC, Generic[G]):
             "means": by_name({number: one for each in of_fragments for number, one in each.updates.items()}),
             "starts": by_name({number: one for each in of_fragments for number, one in each.starts.items()}),
             "unsent": by_name({number: one for each in of_fragments for number, one in each.unsent.items()}),
+            "frozen": {self.parameters[number].name: clock for number, clock in self._frozen.items()},
+            "resting": [self.parameters[number].name for each in of_fragments for number in sorted(each.resting)],
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -326,6 +331,11 @@ class LocalState(ABC, Generic[G]):
         unsent = _unsent(state)
         names = set(unsent) & set(state["starts"]) if isinstance(unsent, Mapping) else ()
         self.check_arrays("the unsent progress of", unsent, {name: held[name] for name in names})
+        frozen, resting = _frozen(state)
+        if not (isinstance(frozen, Mapping) and isinstance(resting, list) and all(map(_is_count, frozen.values()))):
+            raise ValueError("what the state has frozen must be step counts by name, and what rests, a list of names")
+        if unknown := {*map(str, frozen), *map(str, resting)} - expected.keys():
+            raise ValueError(f"the state has frozen {quoted(min(unknown))}, which this model does not have")
         return self.unpack(state)
 
     def check_arrays(
@@ -356,6 +366,9 @@ class LocalState(ABC, Generic[G]):
         restore()
         self.begun = True
         self.restore_counts(state)
+        numbers = {parameter.name: number for number, parameter in enumerate(self.parameters)}
+        frozen, resting = _frozen(state)
+        self._frozen = {number: frozen[name] for name, number in numbers.items() if name in frozen}
         for fragment in self.fragments:
             if fragment.ends is not None:
                 names = {number: self.parameters[number].name for number in fragment.numbers}
@@ -365,6 +378,7 @@ class LocalState(ABC, Generic[G]):
                 unsent = _unsent(state)
                 fragment.unsent = {n: self.mean_of(n, unsent[name]) for n, name in names.items() if name in unsent}
                 fragment.keeps = self.local.mix or 0.0
+                fragment.resting = {number for number, name in names.items() if name in resting}
 
     def snapshot(self) -> Snapshot:
         """Settings and state of this process, for ``rewind``.
@@ -400,6 +414,11 @@ class LocalState(ABC, Generic[G]):
 def _unsent(state: Mapping[str, Any]) -> Any:
     """States that were saved before there was any have none."""
     return state.get("unsent", {})
+
+
+def _frozen(state: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What was frozen and what was resting; earlier states say neither."""
+    return state.get("frozen", {}), state.get("resting", [])
 
 
 def _is_count(value: object) -> bool:

@@ -179,7 +179,8 @@ class RankState:
         Args:
             config: the new config; None: the one in force, with ``settings`` in place of its own.
 
-        A config without ``error_feedback`` drops the residuals, with a warning.
+        A config without ``error_feedback`` drops the residuals, and one whose memory has no momentum the velocities,
+        with a warning.
 
         Raises:
             RuntimeError: gradients are in flight.
@@ -212,19 +213,29 @@ class RankState:
         self._drop_unsent()
 
     def _drop_unsent(self) -> None:
-        """Without error feedback no step sends a residual, and a later config with it would send one that is old."""
-        config, lost = self._config, list[Parameter]()
+        """Without error feedback no step sends a residual, and a later config with it would send one that is old. So
+        would one with a momentum, of a velocity."""
+        config, lost, stopped = self._config, list[Parameter](), list[str]()
         for parameter in self.parameters.values():
             pattern = config.override_of(parameter.known_as or parameter.name)
             own = config if pattern is None else config.variants[pattern]
             if not own.error_feedback and self._memory.held(parameter.name) is not None:
                 lost.append(parameter)
+            elif not own.memory.has_velocity and self._memory.held(VELOCITY + parameter.name) is not None:
+                stopped.append(parameter.name)
         if lost:
             self._memory.drop(_kept_of(lost))
             _log.warning(
                 "the residuals of %d parameters, such as %s, were dropped on rank %d: error_feedback is False now, so "
                 "what they had not sent yet is never sent",
                 len(lost), lost[0].name, self.collectives.rank(),
+            )  # fmt: skip
+        if stopped:
+            self._memory.drop([VELOCITY + name for name in stopped])
+            _log.warning(
+                "the velocities of %d parameters, such as %s, were dropped on rank %d: memory is %r now, which has no "
+                "momentum; what was not sent is kept",
+                len(stopped), stopped[0], self.collectives.rank(), config.memory.name,
             )  # fmt: skip
 
     def divide(self) -> None:

@@ -122,6 +122,12 @@ def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps:
         with steps.working(step, "encode", parameter.name):
             slot.numel = math.prod(map(int, shape))
             if not _compressed(engine, parameter, slot):
+                came = values
+                unsent = engine.take_unsent(parameter, lambda: bool(np.isfinite(came).all()))
+                if unsent is not None:
+                    numbers, more = rows.in_rows(unsent, slot.numel // int(shape[0]))
+                    values = np.concatenate([values, more.astype(values.dtype).reshape(-1, *values.shape[1:])])
+                    indices = np.concatenate([indices, numbers.astype(indices.dtype)])
                 slot.own = values.nbytes + indices.nbytes
                 return values, indices
             slot.own, slot.key = None, engine.key(parameter)

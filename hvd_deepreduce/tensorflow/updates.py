@@ -105,6 +105,13 @@ class Updates(LocalExchanges[Array]):
             how = "variables were made, or became trainable, after LocalSGD was made, or are of another model"
             raise not_exchanged(self.kind, how, (one.name for one in late[:5]))
 
+    def frozen(self) -> list[int]:
+        trained = getattr(self._trains(), "trainable_variables", None)
+        if trained is None:
+            return []
+        ids = set(map(id, trained))
+        return [number for number, one in enumerate(self.variables) if id(one) not in ids]
+
     def update(self, number: int) -> Array:
         base, own = (self.bases or self.anchors)[number], self.variables[number]
         return _flat(tf.cast(tf.cast(base, own.dtype), base.dtype) - tf.cast(own, base.dtype))
@@ -122,7 +129,6 @@ class Updates(LocalExchanges[Array]):
             return total
 
         tally(meet() if self.agreed else await_ranks(meet))
-
 
     def outer_step(self, fragment: Fragment[Array]) -> None:
         # What the optimizer makes of its step count, such as Adam's correction, goes by the steps of these variables.

@@ -299,11 +299,13 @@ class _OfLocalSGD(_Checkpointed):
             "unsent": self._of_any(self.names, local["unsent"]),
         }  # fmt: skip
         plain = {"optimizer": inner_rest, "due": local["due"]}  # with ``times``, replicas have their own
-        return local["compression"], {**counts, "outer": outer_rest}, shared, plain, mine
+        frozen = {key: local[key] for key in ("frozen", "resting")}
+        return local["compression"], {**counts, **frozen, "outer": outer_rest}, shared, plain, mine
 
     def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
         updates = self.updates
         local = {key: (mine if key == "due" else shared)[key] for key in updates.counts()}
+        local |= {key: shared[key] for key in ("frozen", "resting") if key in shared}  # earlier checkpoints have none
         local |= {what: tensors[what] for what in ("anchors", "bases", "starts")}
         for what in ("means", "unsent"):
             local[what] = {name: one for name, one in tensors[what].items() if one.numel()}

@@ -84,22 +84,31 @@ class SparseGradients:
         Horovod shows only the ranks' sum."""
         self._engine.begin_step()
         parameter = self._owners.of[id(tensor)]
-        if self._compresses(parameter, tensor, gradient):
-            gradient = tensor.grad = self._start(parameter, gradient)
+        if self._sends(tensor) and gradient.is_floating_point():
+            if self._compresses(parameter, gradient):
+                gradient = tensor.grad = self._start(parameter, gradient)
+            elif parameter.name in self.alone:  # else a bucket of this step has the residual
+                came = gradient
+                unsent = self._engine.take_unsent(parameter, lambda: bool(came._values().isfinite().all()))
+                if unsent is not None:
+                    gradient = tensor.grad = came + unflattened(unsent, came)
         self._bytes[tensor] = _coo_bytes(gradient)
         self.alone.add(parameter.name)
 
-    def _compresses(self, parameter: Parameter, tensor: torch.Tensor, gradient: torch.Tensor) -> bool:
-        """Whether Horovod's hook, which runs next, would send the gradient, and a container takes its place."""
+    def _sends(self, tensor: torch.Tensor) -> bool:
+        """Whether Horovod's hook, which runs next, sends the parameter's gradient, and as a sparse one."""
         owner = next((one for one in self._optimizers.known() if tensor in one._requires_update), None)
-        if owner is None or owner.sparse_as_dense or owner._groups is not None or owner._allreduce_delay[tensor] != 1:
+        if owner is None or owner.sparse_as_dense or owner._groups is not None:
             return False
+        return bool(owner._allreduce_delay[tensor] == 1)
+
+    def _compresses(self, parameter: Parameter, gradient: torch.Tensor) -> bool:
+        """Whether a container takes the gradient's place."""
         self._check_step(True)
         return (
             not self._engine.dense
             and self._engine.takes_sparse(parameter)
             and parameter.name in self.alone  # else it is in a bucket of this step
-            and gradient.is_floating_point()
             and 0 < gradient.numel() <= MAX_NUMEL
             and parameter.number < MOST
             and not self._is_small(parameter)

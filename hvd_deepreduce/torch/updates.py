@@ -27,7 +27,7 @@ from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.tensors import TorchTensors, accumulated_in, as_tensors, is_sharded, on_host, own
+from hvd_deepreduce.torch.tensors import IS_TRAINED, TorchTensors, accumulated_in, as_tensors, is_sharded, on_host, own
 from hvd_deepreduce.wire.standalone import ContainerError
 
 if TYPE_CHECKING:
@@ -205,6 +205,9 @@ class Updates(LocalExchanges[torch.Tensor]):
             how = f"parameters were unfrozen (requires_grad), or given to the optimizer, after {self.kind} was made"
             unknown = (self._names.get(id(one), f"of shape {list(one.shape)}") for one in late[:5])
             raise not_exchanged(self.kind, how, unknown)
+
+    def frozen(self) -> list[int]:
+        return [number for number, trained in enumerate(map(IS_TRAINED, self.tensors)) if not trained]
 
     def update(self, number: int) -> torch.Tensor:
         base = self._near(number, (self.bases or self.anchors)[number])

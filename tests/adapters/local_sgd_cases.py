@@ -168,6 +168,40 @@ def a_delay_keeps_the_progress_made_meanwhile():
 
 
 @case
+def what_is_frozen_later_keeps_its_values():
+    """Its residual, too, until it is trained again, and also in a resumed job."""
+    for options in ({"every": 2}, {"every": 2, "mix": 0.5, "delay": 1}, {"every": 4, "delay": 2, "fragments": 2}):
+        trainer = on.trainer("adam", LOSSY, outer="nesterov", **options)
+        trainer.train(5)
+        trainer.freeze(True)  # within a period: all take what they have done until now
+        trainer.train(8, 5)
+        trainer.local.sync()
+        check_same(trainer)
+        frozen, trained = trainer.parts()[0], trainer.parts()[2]
+        kept = trainer.residuals()
+        trainer.train(7, 13)
+        trainer.freeze(False)  # LocalSGD is made for all that will ever be trained
+        trainer = trainer.again()
+        trainer.freeze(True)
+        trainer.train(6, 20)
+        trainer.local.sync()
+        check_same(trainer)
+        assert np.array_equal(trainer.parts()[0], frozen) and not np.array_equal(trainer.parts()[2], trained), options
+        now = trainer.residuals()
+        assert np.array_equal(now[0], kept[0]) and kept[0].any() and not np.array_equal(now[2], kept[2]), options
+        trainer.freeze(False)
+        trainer.train(4, 26)
+        trainer.local.sync()
+        check_same(trainer)
+        assert not np.array_equal(trainer.parts()[0], frozen)
+    trainer = on.trainer("adam", LOSSY, every=2)
+    trainer.train(2)
+    trainer.freeze(on.rank() == 0)
+    with pytest.raises(MismatchError, match="frozen is '0[^']*' on rank 0, missing on rank 1.*freeze the same"):
+        trainer.train(2, 2)
+
+
+@case
 def asynchronous_exchanges_equal_the_same_by_hand():
     """Each rank decides by itself when it takes part; the last one does so only because of the bound."""
     decided = [np.random.default_rng(rank).random(12) < 0.3 for rank in range(on.size() - 1)] + [np.zeros(12, bool)]

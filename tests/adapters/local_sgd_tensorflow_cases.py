@@ -63,7 +63,8 @@ class Model:
         with tf.GradientTape() as tape:
             scores = tf.cast(self.model(x), tf.float32)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores))
-        self.apply(tape.gradient(loss, self.variables))
+        trained = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
 
     def apply(self, gradients):
         self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True))
@@ -104,6 +105,9 @@ class Trainer(Model):
         for step in range(first, first + steps):
             self.step(step, hvd.rank())
             self.local.step()
+
+    def freeze(self, frozen):
+        self.model.layers[0].trainable = not frozen
 
     def poison(self):
         self.apply([tf.fill(one.shape, np.nan) for one in self.variables])

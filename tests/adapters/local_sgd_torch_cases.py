@@ -94,6 +94,9 @@ class Trainer(Model):
         for step in range(first, first + steps):
             self.step(step, hvd.rank())
 
+    def freeze(self, frozen):
+        self.model[0].requires_grad_(not frozen)
+
     def poison(self):
         first = next(self.model.parameters())
         for one in (first.data, *self.local.inner.state[first].values()):

@@ -453,6 +453,15 @@ def sparse_gradients_are_compressed():
             middle = copy.deepcopy(model.state_dict())
             final = train_tables(compression, model, range(4, 8), optimizer)
             assert compression.state_dict()["steps"]["one.weight"] == 8
+            # What waits goes with the next ones, if they are sent as they are from now on.
+            waiting = compression.state_dict()["residuals"]["one.weight"]
+            total = sum(hvd.allgather_object(waiting)) / hvd.size()
+            compression.set_config(sparsifier="none")
+            for mean in (total, torch.zeros_like(total)):
+                optimizer.zero_grad()
+                (0 * model(*torch.zeros(2, 4, 3, dtype=torch.int64)).sum()).backward()
+                optimizer.step()
+                torch.testing.assert_close(model.one.weight.grad.to_dense().flatten(), mean, rtol=1e-5, atol=1e-7)
         again = Tables()
         again.load_state_dict(middle)
         with DeepReduce(again, settings) as compression:
