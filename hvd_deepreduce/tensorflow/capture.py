@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
-from hvd_deepreduce.tensorflow.graph import current_place, without_order
+from hvd_deepreduce.tensorflow.graph import at_end, current_place, without_order
 from hvd_deepreduce.tools.recorder import Options, Recorder
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class Capture(Recorder, Compressor):  # type: ignore[misc]
     recorded.
 
     Args:
-        variables: those whose gradients Horovod gets, in its order, such as ``model.trainable_variables``.
+        variables: those whose gradients Horovod gets, in its order, such as ``model.trainable_variables``; without
+            those that have no gradient, or IndexedSlices.
         file, steps, only, all_ranks, passes, max_bytes: as for PyTorch's ``Capture``.
         compression: the job's own, which does its work as before; None: that of Horovod which does nothing.
 
@@ -58,9 +59,12 @@ class Capture(Recorder, Compressor):  # type: ignore[misc]
         """Called by Horovod with a gradient, in the order of the variables.
 
         Raises:
-            ValueError: the gradient has not the shape of the variable in its place.
+            ValueError: the gradient has not the shape of the variable in its place; or, at the end of the function,
+                there are not as many gradients as variables.
         """
         graph, _ = current_place()
+        if graph not in self._seen and not tf.executing_eagerly():
+            at_end(graph, lambda: self._check_count(graph))
         number = self._seen.get(graph, 0)
         self._seen[graph] = number + 1
         name, shape = self._known[number % len(self._known)]
@@ -83,6 +87,15 @@ class Capture(Recorder, Compressor):  # type: ignore[misc]
             tensor = tf.identity(tensor, name=f"captured_{number}")
         found: tuple[tf.Tensor, Any] = self._inner.compress(tensor)
         return found
+
+    def _check_count(self, graph: tf.Graph) -> None:
+        count, known = self._seen[graph], len(self._known)
+        if count % known:
+            raise ValueError(
+                f"Horovod got {count} gradients, and Capture has {known} variables, so that one would be recorded "
+                "under the name of another one: give Capture those variables alone that have a dense gradient, in "
+                "Horovod's order"
+            )
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:

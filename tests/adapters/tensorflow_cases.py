@@ -265,7 +265,10 @@ def gradients_that_are_none_and_another_choice_of_variables():
         same_everywhere(model)
         return flat(model)
 
-    state = equals_dense(run, LOSSLESS).state_dict()
+    with heard("hvd_deepreduce") as texts:
+        state = equals_dense(run, LOSSLESS).state_dict()
+    said = [text for text in texts if text.startswith("Horovod passes 6 gradients in a step, of other shapes than")]
+    assert len(said) == (hvd.rank() == 0), texts
     assert [len(names) for names in state["lists"]] == [4, 6] and len(state["residuals"]) == 10
     assert [int(name.split()[0]) for name in state["steps"]] == list(range(10))
 
@@ -1379,6 +1382,11 @@ def a_capture_records_each_ranks_gradients():
         if inner is not None:
             assert inner.stats()["total"]["steps"] == 4
             inner.close()
+    three = [tf.Variable(tf.ones([4])) for _ in range(3)]
+    for used, graph in ((three[::2], True), (three[:1], False)):
+        capture = Capture(three, f"{folder}/other.npz", [1])
+        with pytest.raises(ValueError, match=f"Horovod got {len(used)} gradients, and Capture has 3 variables"):
+            reducing(three, capture, lambda used=used: tf.add_n(used), graph)()
 
 
 @case

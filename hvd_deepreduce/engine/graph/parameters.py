@@ -7,6 +7,7 @@ parameter of a model has a gradient, the numbers and so the containers are those
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -20,6 +21,8 @@ from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.wire.quoting import quoted
+
+_log = logging.getLogger("hvd_deepreduce")
 
 
 class Variables:
@@ -91,6 +94,13 @@ class GraphEngine(Engine):
             if signature not in self._lists:
                 if self._restored:
                     raise _other_model(signature, self._lists)
+                if any(one.step for one in self.parameters.values()) and self.collectives.rank() == 0:
+                    _log.warning(
+                        "Horovod passes %d gradients in a step, of other shapes than before, when there were %s: they "
+                        "begin with new residuals and step counts, and what the earlier ones have not sent waits until "
+                        "they come again. If this is another model, make a DeepReduce of its own for it",
+                        len(signature), " or ".join(str(len(one)) for one in self._lists),
+                    )  # fmt: skip
                 first = len(self.parameters)
                 self._lists[signature] = parameters = [
                     Parameter(f"{first + s.position} {s.name}", first + s.position, s.shape, s.dtype.name)
