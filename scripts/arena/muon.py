@@ -17,14 +17,14 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Nearly the orthogonal factor of the polar decomposition of each matrix, ``[..., rows, columns]``."""
+    """Nearly the orthogonal factor of the polar decomposition of each matrix, ``[n, rows, columns]``."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
+        square = x @ x.mT  # baddbmm adds in the pass that multiplies: [n, r, r], [n, r, c]
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 

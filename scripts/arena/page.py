@@ -108,10 +108,11 @@ def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
 def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> str:
     """Whether a claim holds: a sentence with what was measured, the tolerance, and the spread of the reference."""
     form, unit = FORM[contest.unit], contest.unit
+    against = f"_{contest.methods[claim.reference].words.replace('*', '')}_"
     if claim.most < math.inf:
-        bound = f"at most {claim.most:{form}} {unit} from {claim.reference}"
+        bound = f"at most {claim.most:{form}} {unit} from {against}"
     else:
-        bound = f"at least {claim.least:{form}} {unit} from {claim.reference}"
+        bound = f"at least {claim.least:{form}} {unit} from {against}"
     said = f"{contest.methods[claim.method].words}: {bound}"
     if claim.share < 1:
         said += f", at {claim.share:.2%} of the bytes or less"
@@ -130,7 +131,7 @@ def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> st
     certain = f"certain within {around:{form[1:]}}" if len(own) > 1 else "one seed"
     when = " after a fifth of the steps" * claim.early
     return (
-        f"- **{word}.** {said}. Measured{when}: {span(own, form)} at {sent:.3%}, {certain}; {claim.reference} itself "
+        f"- **{word}.** {said}. Measured{when}: {span(own, form)} at {sent:.3%}, {certain}; {against} itself "
         f"spreads over {spread:{form[1:]}} between the seeds."
     )
 

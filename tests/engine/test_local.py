@@ -329,6 +329,9 @@ def test_a_state_in_flight_that_lacks_a_part_is_refused(mix):
         for bad in (3, {"p1": np.zeros(4, np.float32)}, {"p0": np.full(5, np.nan, np.float32)}):
             with pytest.raises(ValueError, match="the unsent progress of.* the state"):
                 other.load_state_dict({**state, "unsent": bad})
+        for bad in ({"frozen": 3}, {"frozen": {"p0": -1}}, {"frozen": {"p7": 1}}, {"resting": ["p7"]}, {"resting": {}}):
+            with pytest.raises(ValueError, match="the state has frozen"):
+                other.load_state_dict({**state, **bad})
         other.own = [one.copy() for one in updates.own]
         other.load_state_dict(state)
         other.settle()
