@@ -200,6 +200,17 @@ def test_speeds_are_those_of_whole_models():
     once, twice = (speeds.codec(config, sizes, speeds.gradients(sizes)) for sizes in ([100_000], [100_000, 100_000]))
     assert twice.size == pytest.approx(2 * once.size, rel=0.05) and (once.kept, twice.kept) == (1000, 2000)
     assert min(once.encode, once.decode_each + once.decode) > 0
+    # A bucket selects by itself, and of a long capture each tensor counts.
+    in_buckets = Config.load("topk_model", scope="bucket", bucket_bytes=4_000)
+    vector = np.concatenate([np.full(3000, 1e-3, np.float32), np.random.default_rng(0).standard_normal(1000, np.float32)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speeds.shortened, "__defaults__", (2000,))
+        bucketed = speeds.codec(in_buckets, [1500, 1500, 1000], [vector])
+        assert bucketed.kept == 2 * (12 + 7) and bucketed.size > speeds.codec(config, [1500, 1500, 1000], [vector]).size
+        reversed_ = speeds.codec(config, [1000, 3000], [vector[::-1].copy()])
+        assert reversed_.size == pytest.approx(speeds.codec(config, [3000, 1000], [vector]).size, rel=0.2)
+    scheduled = Config.load("topk_model", density_schedule=[[1000, 0.5]])
+    assert speeds.codec(scheduled, [4000], [vector]).size == speeds.codec(config, [4000], [vector]).size
     assert speeds.shortened([300, 100], 40) == [30, 10] and speeds.shortened([30, 10], 40) == [30, 10]
     assert 1e-12 < speeds.stack() < 1e-6
 

@@ -101,6 +101,7 @@ def test_what_cannot_be_recorded_is_an_error(tmp_path, monkeypatch):
         ("would take 40 bytes, and max_bytes is 39", {"max_bytes": 39}),
         ("would take 80 bytes", {"max_bytes": 79, "accumulators": True}),
         ("matches none of the 2 parameters", {"only": "layer4.*"}),
+        ("passes is 0; a step has one backward pass or more", {"passes": 0}),
     ):
         with pytest.raises(ValueError, match=match):
             Recorder(file, [1], SHAPES, **given)
@@ -109,6 +110,23 @@ def test_what_cannot_be_recorded_is_an_error(tmp_path, monkeypatch):
             Capture(model(), file, steps)
     with pytest.raises(ValueError, match="must end in .npz"):
         Capture(model(), tmp_path / "of.pt")
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(ValueError, match="folder.npz', which is a folder"):
+        Capture(model(), tmp_path / "folder.npz")
+
+
+def test_a_job_goes_on_where_its_gradients_cannot_be_written(tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    network = model()
+    capture = Capture(network, tmp_path / "of.npz", [1, 3])
+    with monkeypatch.context() as patch:
+        patch.setattr(gradient_file, "write", full)
+        train(network, 2)
+    train(network, 1)
+    assert "step 1 were not captured" in caplog.text and "No space left" in caplog.text
+    assert [file.name for file in capture.files] == ["of.npz"] and capture.done
 
 
 def test_files_of_something_else_are_an_error(tmp_path):

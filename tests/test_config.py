@@ -257,6 +257,8 @@ def test_overrides_are_part_of_the_config(tmp_path):
         ("- topk\n- rice\n", r"config.yaml holds \['topk', 'rice'\]: lines of the form 'key: value'"),
         ("topk", "config.yaml holds 'topk'"),
         ("a: [1", "config.yaml is not YAML: "),
+        ("scope: model\nscope: bucket", "config.yaml is not YAML: 'scope' is there twice .*line 2"),
+        ("sparsifier: {name: topk, density: 0.1, density: 0.2}", "'density' is there twice"),
         ("a: b: c", "config.yaml is not YAML: .*line 1"),
         (b"\xff\xfe\xfa", "config.yaml is not YAML"),
         ("a: !!python/object:os.system {}", "config.yaml is not YAML"),

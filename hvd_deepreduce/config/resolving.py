@@ -116,6 +116,18 @@ def inline(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML's own loader takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+        return super().construct_mapping(node, deep)
+
+
 def check_size(source: object, read: Any) -> None:
     """
     Raises:

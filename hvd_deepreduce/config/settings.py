@@ -393,7 +393,7 @@ class Config(BaseModel):
         except LookupError as error:
             raise ConfigError(str(error)) from None
         try:
-            read = yaml.safe_load(path.read_text("utf-8"))
+            read = yaml.load(path.read_text("utf-8"), resolving.UniqueKeys)
         except OSError as error:
             raise ConfigError(f"the config file {path} cannot be read: {error.strerror}{presets.hint(path)}") from None
         except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:

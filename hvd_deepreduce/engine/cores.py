@@ -17,15 +17,44 @@ _log = logging.getLogger("hvd_deepreduce")
 
 
 def of_rank(local_size: int, cgroup: Path = CGROUP) -> int:
-    """The cores of each of ``local_size`` ranks that share this process's cores; at least 1.
+    """The cores of this rank, one of ``local_size`` ranks on this host, as ``share``; at least 1."""
+    return max(1, int(share(local_size, cgroup)))
 
-    They are those that the scheduler lets the process use, and no more than the time that a container is granted
-    (``docker run --cpus``): threads beyond it would only wait for each other.
+
+def share(local_size: int, cgroup: Path = CGROUP) -> float:
+    """How many cores this rank has, one of ``local_size`` ranks on this host.
+
+    They are those that the scheduler lets the process use, divided by the ranks that may use them too, and no more than
+    the time that a container is granted (``docker run --cpus``): threads beyond it would only wait for each other.
 
     Args:
         cgroup: where the kernel describes the container's limits.
     """
-    return max(1, int(min(len(os.sched_getaffinity(0)), _quota(cgroup)) // local_size))
+    mask = os.sched_getaffinity(0)
+    return min(len(mask) / _sharers(mask, local_size), _quota(cgroup) / local_size)
+
+
+def _sharers(mask: set[int], local_size: int) -> int:
+    """How many ranks may use a core of this one's. Open MPI and Slurm bind ranks to cores of their own. Where the ranks
+    are children of one launcher, each sees to which; elsewhere, all of a host count."""
+    masks = []
+    for pid in _siblings():
+        try:
+            masks.append(os.sched_getaffinity(pid))
+        except OSError:  # it has ended
+            continue
+    if len(masks) < local_size:
+        return local_size
+    return min(local_size, sum(not mask.isdisjoint(one) for one in masks))
+
+
+def _siblings() -> list[int]:
+    """The processes that this one's parent has started, this one among them; none where the kernel does not tell."""
+    parent = os.getppid()
+    try:
+        return list(map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))
+    except (OSError, ValueError):
+        return []
 
 
 @lru_cache(1)  # once in a process

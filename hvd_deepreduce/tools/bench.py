@@ -28,6 +28,8 @@ EXAMPLES = (
 )
 CONFIGS = ("recommended", "fast", "smallest", "adamw_safe", "adamw_small", "sparseloco", "qsgd")
 """Of which the times and bytes are measured where none is named."""
+GENERATED = 1_000_000
+"""Elements of a gradient that is generated."""
 VECTOR_LEVELS = ("portable", "AVX2", "AVX-512")
 TIMES = (
     ("encode ms", "{encode}"), ("/ copy", "{encode_copies}"), ("decode ms", "{decode}"), ("/ copy", "{decode_copies}"),
@@ -53,7 +55,9 @@ def bench(
     density: Annotated[
         float | None, typer.Option(help="Of the top-k, in place of the configs' own; 0.01 for codecs.")
     ] = None,
-    numel: Annotated[int, typer.Option(min=1, max=2**32 - 1, help="Elements of the generated gradient.")] = 1_000_000,
+    numel: Annotated[
+        int | None, typer.Option(min=1, max=2**32 - 1, help="Elements of the generated gradient. Default: 1000000.")
+    ] = None,
     kind: output.Kind = None,
     rank: output.Rank = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs that are counted, of each function.")] = 5,
@@ -73,22 +77,31 @@ def bench(
     """
     if density is not None and not 0 < density <= 1:
         output.misused(f"--density is {density}; it must be above 0 and at most 1")
+    if every and config:
+        output.misused("--all and --config are both given: --all measures all presets, --config those that it names")
+    if file is not None and numel is not None:
+        output.misused(f"--numel is of a generated gradient, and {file} was given: leave one of them out")
+    if file is None and (kind is not None or rank is not None):
+        output.misused("--kind and --rank choose a vector of a file, and there is none: give a file, or leave them out")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with output.errors_as_sentences():
         if picture is not None:
             _check_picture(picture)
         configs = _configs(config or (list(presets.files()) if every else list(CONFIGS)), density, config is not None)
         given = None if file is None else gradients.load(file, kind, rank, most_elements)
-        gradient = gradients.generate(numel) if given is None else gradients.usable(given)
+        gradient = gradients.generate(numel or GENERATED) if given is None else gradients.usable(given)
     found: dict[str, Any] = {"input": gradient.what, "numel": gradient.vector.size, "runs": runs, "machine": _machine()}
     found["configs"], found["left_out"] = _of_configs(configs, gradient, runs)
     found["codecs"] = _of_codecs(gradient, density or 0.01, runs) if codecs else []
-    if picture is not None:
-        with output.errors_as_sentences():
-            draw(_panels(found), gradient.what, picture)
     output.show(found, as_json, _show)
-    if picture is not None and not as_json:
-        output.say(f"\nThe picture is {picture}.")
+    if picture is not None:
+        panels = _panels(found)
+        if not panels:
+            output.fail("nothing was measured, so there is no picture")
+        with output.errors_as_sentences():
+            draw(panels, gradient.what, picture)
+        if not as_json:
+            output.say(f"\nThe picture is {picture}.")
 
 
 def _check_picture(file: Path) -> None:
@@ -172,7 +185,7 @@ def _machine() -> dict[str, Any]:
 
 def _show(found: dict[str, Any]) -> None:
     machine = found["machine"]
-    output.paragraph(f"Input: {found['input']}, {found['numel']:,} elements, {4 * found['numel']:,} bytes dense.")
+    output.paragraph(f"Input: {found['input']}, {found['numel']:,} elements, {4 * found['numel']:,} bytes as float32.")
     output.paragraph(
         f"One thread; medians of {found['runs']} runs; {machine['kernels']} kernels; {machine['cores']} cores, load "
         f"{machine['load']:.1f} before. 'left' is what a receiver lacks, relative to the gradient's norm: it stays in "

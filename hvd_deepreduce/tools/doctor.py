@@ -26,8 +26,12 @@ from hvd_deepreduce.tools.bench import VECTOR_LEVELS
 EXAMPLES = ("doctor", "doctor --json")
 SECONDS = 120.0
 """The most that a probe may take."""
-RANK_VARIABLES = ("OMPI_COMM_", "OMPI_UNIVERSE", "PMIX_", "PMI_", "HOROVOD_", "SLURM_")
-"""Begin variables by which a launcher tells a process its rank. A probe is the only rank of its job."""
+RANK_VARIABLES = (
+    "OMPI_COMM_", "OMPI_UNIVERSE", "OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "PMIX_", "PMI_", "HOROVOD_",
+    "SLURM_",
+)  # fmt: skip
+"""Begin variables by which a launcher tells a process its rank, and Open MPI's where its daemon is. A probe is the only
+rank of its job."""
 INSTALL_HOROVOD = (
     "install Horovod 0.28.1 with the frameworks of this environment (in a checkout, scripts/dev/build_horovod.sh "
     "builds it)"

@@ -50,6 +50,11 @@ def inspect(
     if not all(0 < one <= 1 for one in densities):
         output.misused(f"--density is {densities}; each must be above 0 and at most 1")
     is_gradient = file.suffix.lower() in gradients.SUFFIXES
+    if not is_gradient and (density or kind is not None or rank is not None):
+        output.misused(
+            f"--density, --kind and --rank are for gradients, whose files end in {', '.join(gradients.SUFFIXES)}, and "
+            f"{file} is taken for containers: leave them out"
+        )
     with output.errors_as_sentences():
         if is_gradient:
             found = _of_gradient(gradients.load(file, kind, rank, most_elements), densities)

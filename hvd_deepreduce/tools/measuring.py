@@ -95,7 +95,8 @@ def trial(codec: Any, indices: U32, values: Floats, d: int) -> Trial:
 
 def _relative(lost: Any, whole: Floats) -> float:
     """The L2 norm of what is lost, relative to that of the whole; 0 of zeros."""
-    return float(np.linalg.norm(lost)) / (float(np.linalg.norm(whole)) or 1.0)
+    lost_norm, norm = (float(np.linalg.norm(np.asarray(one, np.float64))) for one in (lost, whole))
+    return lost_norm / (norm or 1.0)
 
 
 def all_codecs() -> Iterator[tuple[str, str, Any]]:

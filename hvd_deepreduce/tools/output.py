@@ -64,23 +64,25 @@ MostElements = Annotated[
 
 def say(text: str = "") -> None:
     """Prints text as it is, but for characters that would control a terminal or cannot be written."""
-    print(_shown(text), flush=True)
+    print(_shown(text, sys.stdout.encoding), flush=True)
 
 
-def _shown(text: str) -> str:
-    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+def _shown(text: str, encoding: str | None) -> str:
+    told = text.encode(encoding or "utf-8", "backslashreplace").decode(encoding or "utf-8")
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in told)
 
 
 def paragraph(text: str, indent: str = "") -> None:
     """Prints text in lines as wide as the terminal, and elsewhere in one line."""
     if sys.stdout.isatty():
-        text = textwrap.fill(text, max(20, min(shutil.get_terminal_size().columns, 120) - len(indent)))
+        width = max(20, min(shutil.get_terminal_size().columns, 120) - len(indent))
+        text = textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)  # commands can be copied
     say(textwrap.indent(text, indent))
 
 
 def fail(sentence: object, code: int = FOUND) -> NoReturn:
     """Prints an error and ends the command."""
-    print(_shown(f"hvd-deepreduce: {sentence}"), file=sys.stderr, flush=True)
+    print(_shown(f"hvd-deepreduce: {sentence}", sys.stderr.encoding), file=sys.stderr, flush=True)
     raise typer.Exit(code)
 
 

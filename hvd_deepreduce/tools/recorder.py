@@ -53,7 +53,7 @@ class Recorder:
 
     Raises:
         ValueError: the file does not end in ``.npz``, a step is not a number of 1 or more, or there is none; no
-            parameter matches ``only``, or the vectors take more bytes.
+            parameter matches ``only``, the vectors take more bytes, or the file cannot be written.
 
     Attributes:
         files: that were written.
@@ -91,6 +91,12 @@ class Recorder:
                 f"the captured vectors of a step would take {size:,} bytes, and max_bytes is {max_bytes:,}: raise it, "
                 "or record fewer parameters, as with only='layer4.*'"
             )
+        if passes < 1:
+            raise ValueError(f"passes is {passes}; a step has one backward pass or more")
+        folder = next(one for one in self._file.absolute().parents if one.exists())
+        if self._file.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            why = "is a folder" if self._file.is_dir() else f"would be in {folder}, which cannot be written to"
+            raise ValueError(f"the file of captured gradients is {str(self._file)!r}, which {why}: give another name")
         self._about, self._rank, self._pass, self._passes = dict(about or {}), rank, 1, passes
         self._came: set[str] = set()
         self._vectors: dict[str, list[gradient_file.Vector]] = {}
@@ -147,8 +153,12 @@ class Recorder:
         missing = [name for name in self._shapes if name not in self._vectors]
         about = {**self._about, "step": step, "passes": self._passes, "rank": self._rank}
         about |= {"without_gradient": missing, "shapes": list(self._shapes.values())}
-        gradient_file.write(file, vectors, list(self._shapes), self._sizes, about)
         self._vectors = {}
+        try:
+            gradient_file.write(file, vectors, list(self._shapes), self._sizes, about)
+        except OSError as error:
+            _log.warning("the gradients of step %d were not captured (%s); the job goes on", step, error)
+            return
         self.files.append(file)
         _log.info("the gradients of step %d are in %s", step, file)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,10 @@ def timeline(
             merged = merge([read(file) for file in files])
         except ValueError as error:
             output.fail(error)
-        out.write_text("[\n" + ",\n".join(map(json.dumps, merged)) + "\n]\n")
+        if any(out.exists() and out.samefile(file) for file in files):
+            output.misused(f"--out is {out}, which is one of the timelines: give another name")
+        part = out.with_name(f"{out.name}.part")
+        part.write_text("[\n" + ",\n".join(map(json.dumps, merged)) + "\n]\n")
+        os.replace(part, out)
     spans = [event for event in merged if "ts" in event]
     output.say(f"{out}: {len(spans):,} events of {len(files)} timelines")

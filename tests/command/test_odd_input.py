@@ -183,13 +183,44 @@ def test_a_config_under_which_nothing_is_compressed():
 
 def test_a_dense_step_that_is_shorter_than_its_exchange():
     said = run("advise", "1M", "--ranks", 4, "--bandwidth", "100M", "--dense-step", 1, "--config", "topk_model")
-    assert "A dense step of 1 ms was given, but the exchange alone is predicted to take" in said
-    assert "give --compute" not in said
+    assert "Nothing is recommended: a dense step of 1 ms was given, but its exchange alone is predicted" in said
+    assert "give --compute" not in said and "Use " not in said
 
 
 def test_a_timeline_with_other_things(tmp_path):
     (tmp_path / "one.json").write_text("[1,2]")
     assert "one event is 1" in sentence("timeline", tmp_path / "one.json", "--out", tmp_path / "all.json")
+    before = json.dumps([{"args": {START: 5}}, {"ts": 1, "name": "a"}])
+    (tmp_path / "one.json").write_text(before)
+    said = run("timeline", tmp_path / "one.json", "--out", tmp_path / "." / "one.json", code=2)
+    assert "which is one of the timelines" in said and (tmp_path / "one.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("bench", "one.npy", "--numel", 55), "--numel is of a generated gradient"),
+        (("bench", "--rank", 3), "choose a vector of a file, and there is none"),
+        (("bench", "--all", "--config", "fast"), "--all and --config are both given"),
+        (("inspect", "one.hvdr", "--density", 0.5), "are for gradients, whose files end in"),
+    ],
+)
+def test_options_without_effect(options, said):
+    assert said in run(*options, code=2)
+
+
+def test_a_picture_of_nothing(tmp_path):
+    said = sentence("bench", "--config", "densestream_model", "--picture", tmp_path / "one.png")
+    assert "so there is no picture" in said
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e36])
+def test_what_is_left_of_tiny_and_huge_gradients(tmp_path, scale):
+    vector = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    np.save(tmp_path / "one.npy", vector * np.float32(scale))
+    found = json.loads(run("bench", tmp_path / "one.npy", "--config", "topk_model", "--runs", 1, "--json"))
+    kept = np.sort(vector**2)[-1000:].sum() / (vector**2).sum()
+    assert found["configs"][0]["relative_error"] == pytest.approx(np.sqrt(1 - kept), rel=1e-3)
 
 
 def test_a_single_rank_of_torchrun_measures_no_link(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -252,6 +253,31 @@ def test_a_container_s_limit_counts(tmp_path, monkeypatch, files, quota):
     assert cores.of_rank(1, tmp_path) == int(min(64, quota))
     assert cores.of_rank(2, tmp_path) == max(1, int(min(64, quota) / 2))
     assert cores.of_rank(1000, tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("masks", "expected"),
+    [
+        ({1: range(4), 2: range(4, 8)}, 4.0),  # each rank has cores of its own
+        ({1: range(4), 2: range(4)}, 2.0),
+        ({1: range(4), 2: range(2, 6)}, 2.0),
+        ({1: range(4)}, 2.0),  # the other one is another process' child
+        ({1: range(4), 2: None}, 2.0),
+    ],
+)
+def test_ranks_that_a_launcher_binds_have_cores_of_their_own(tmp_path, monkeypatch, masks, expected):
+    def affinity(pid):
+        if masks[pid or 1] is None:
+            raise ProcessLookupError
+        return set(masks[pid or 1])
+
+    monkeypatch.setattr("os.sched_getaffinity", affinity)
+    monkeypatch.setattr(cores, "_siblings", lambda: list(masks))
+    assert cores.share(2, tmp_path) == expected and cores.of_rank(2, tmp_path) == expected
+
+
+def test_a_process_is_among_its_siblings():
+    assert os.getpid() in cores._siblings()
 
 
 def test_a_state_that_is_loaded_while_a_bucket_is_encoded_stays_as_it_is(monkeypatch):

@@ -133,8 +133,14 @@ def advise(
     rate = quantities.bits_per_second(bandwidth, "--bandwidth") if bandwidth is not None else None
     collectives = ranks.of_launcher() if measure else None
     if collectives is not None:
-        rank_count = rank_count or collectives.ranks
-        per_host = per_host or collectives.on_this_host()
+        rank_count, here = rank_count or collectives.ranks, collectives.on_this_host()
+        per_host = per_host or here
+        if here == collectives.ranks and rank_count > per_host:
+            misused(
+                f"--measure was started on one host, and a job of {rank_count} ranks has {rank_count // per_host}: it "
+                "would measure this host's memory, and not the link between hosts. Start the ranks on two hosts or "
+                "more, or give --bandwidth"
+            )
     elif measure:
         misused(
             "--measure needs the ranks of a job: run mpirun -np 4 hvd-deepreduce advise MODEL --measure, or torchrun "
@@ -152,7 +158,7 @@ def advise(
     if optimizer is None and not (as_json or measure):
         optimizer = asked_for()
 
-    own = rank_cores or cores.of_rank(1) / per_host
+    own = rank_cores or cores.share(per_host)
     computing = threads or max(1, int(own))
     sharing = max(1.0, computing / own)
     if rate is not None:

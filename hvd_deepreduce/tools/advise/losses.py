@@ -15,7 +15,7 @@ FAMILIES = {
     SGD: ("sgd", "momentum", "nesterov", "lars"),
     ADAM: (
         "adam", "adamw", "muon", "adafactor", "lamb", "adagrad", "adadelta", "adabelief", "rmsprop", "lion", "novograd",
-        "shampoo", "soap", "sophia", "yogi", "ftrl", "adopt", "prodigy",
+        "shampoo", "soap", "sophia", "yogi", "ftrl", "adopt", "prodigy", "signsgd", "signum",
     ),
 }  # fmt: skip
 """Optimizers, by how they take sparse gradients: those of ``ADAM`` divide a step by a running size of the gradients, or

@@ -85,6 +85,12 @@ class Advice:
         least = min(one.seconds for one in safe)
         return min((one for one in safe if one.seconds <= (1 + DEVIATION) * least), key=lambda one: _loss(one, family))
 
+    @property
+    def contradicted(self) -> bool:
+        """Whether the dense step that was given takes less than its exchange is predicted to take."""
+        dense = self.named(prediction.DENSE).seconds
+        return self.dense_step is not None and not self.job.compute and dense > (1 + DEVIATION) * self.dense_step
+
     def _unsafe(self, one: Prediction, family: str) -> str | None:
         """Why a way is not recommended; None: it may be."""
         if one.name in NOT_COMPRESSED:
@@ -101,6 +107,13 @@ class Advice:
 
     def sentences(self) -> list[str]:
         """What to do, in paragraphs."""
+        if self.contradicted:
+            given, dense = _ms(self.dense_step or 0.0), _ms(self.named(prediction.DENSE).seconds)
+            return [
+                f"Nothing is recommended: a dense step of {given} ms was given, but its exchange alone is predicted to "
+                f"take {dense} ms on this link. Check the bandwidth, the ranks and the model's size. The times are "
+                "those of exchanges alone."
+            ]
         said = []
         if self.optimizer is None:
             said.append(
@@ -111,13 +124,8 @@ class Advice:
         for family in self.families:
             answer = " ".join(self._answer(family))
             said.append(answer if self.optimizer else begins[family] + answer[0].lower() + answer[1:])
-        dense = self.named(prediction.DENSE)
         if not self.job.compute and self.dense_step is not None:
-            said.append(
-                f"A dense step of {_ms(self.dense_step)} ms was given, but the exchange alone is predicted to take "
-                f"{_ms(dense.seconds)} ms on this link: check the bandwidth, the ranks and the model's size. These are "
-                "the times of exchanges alone."
-            )
+            said.append("The exchange is predicted to take all of the dense step that was given, or more.")
         elif not self.job.compute:
             said.append(
                 "The time of a step without exchange was not given, so these are the times of exchanges alone, and "
@@ -178,8 +186,9 @@ class Advice:
             f"Overlap: gradients become ready during the last {job.backward:.0%} of computing, in buckets of "
             f"{job.bucket_bytes / 2**20:.3g} MiB; with scope model, at its end.",
             f"Processor: a rank {cores}, so it encodes and decodes {busy}; "
-            + (f"{job.sharing:g} ranks share a core." if job.sharing > 1 else "no rank shares a core."),
-            "Dense: a ring allreduce, which crosses each host's link once. Allgather: every rank sends its containers "
+            + (f"{job.sharing:g} threads share a core." if job.sharing > 1 else "no other thread shares its cores."),
+            "Dense: a ring allreduce of 4 bytes an element, which crosses each host's link once; gradients that are "
+            "bfloat16 or float16 take what fp16 is predicted to take. Allgather: every rank sends its containers "
             "to every other rank.",
             f"Framework: {1e6 * job.tensor_overhead:.3g} us of a core for each of {len(job.sizes)} tensors, "
             f"{prediction.COMPRESSED_OVERHEAD} times as much with compression; and a copy of the gradient.",
@@ -193,8 +202,8 @@ class Advice:
         """For JSON; times in seconds."""
         return {
             "optimizer": self.optimizer,
-            "best": self.best(self.families[0]).name if self.optimizer else None,
-            "best_with": {family: self.best(family).name for family in self.families},
+            "best": self.best(self.families[0]).name if self.optimizer and not self.contradicted else None,
+            "best_with": {} if self.contradicted else {one: self.best(one).name for one in self.families},
             "advice": self.sentences(),
             "predictions": [vars(row) for row in self.predictions],
             "lost": {

@@ -22,7 +22,7 @@ from hvd_deepreduce.exchange.costs import Link
 from hvd_deepreduce.ops import half
 from hvd_deepreduce.ops.types import F32
 from hvd_deepreduce.pipeline import Pipeline, bundle
-from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Machine
+from hvd_deepreduce.tools.advise.prediction import CodecSpeed, Machine, buckets
 from hvd_deepreduce.tools.measuring import timed
 
 if TYPE_CHECKING:
@@ -80,19 +80,27 @@ def gradients(sizes: Sequence[int]) -> list[F32]:
 
 
 def codec(config: Config, sizes: Sequence[int], vectors: Sequence[F32], threads: int = 1) -> CodecSpeed:
-    """The speed of a config's encoder and decoder.
+    """The speed of a config's encoder and decoder. Of a schedule, the last density counts.
 
     Args:
         sizes: elements of the model's tensors.
-        vectors: gradients of the model, float32, as long as it or as ``gradients``. They take turns. One alone is
-            encoded into an empty residual each time: it is an accumulator.
+        vectors: gradients of the model, float32, as long as it or as ``gradients``; of a longer one, the beginning of
+            each tensor is encoded. They take turns. One alone is encoded into an empty residual each time: it is an
+            accumulator.
         threads: of the kernels.
     """
     parts = shortened(sizes)
     numel, scale = sum(parts), sum(sizes) / sum(parts)
-    ends = np.cumsum([0, *parts]).tolist()
-    whole = config.scope != "tensor" and config.selection == "scope"
-    pieces = [(0, numel)] if whole else list(zip(ends, ends[1:], strict=False))
+    if vectors[0].size > numel:
+        begins = np.cumsum([0, *sizes]).tolist()
+        begun = list(zip(begins, parts, strict=False))
+        vectors = [np.concatenate([one[begin : begin + part] for begin, part in begun]) for one in vectors]
+    together = parts
+    if config.scope != "tensor" and config.selection == "scope":
+        together = buckets(parts, None if config.scope == "model" else config.bucket_bytes)[::-1]
+    ends = np.cumsum([0, *together]).tolist()
+    pieces = list(zip(ends, ends[1:], strict=False))
+    last = config.density_schedule.end if config.density_schedule else 0
     pipeline = Pipeline(config, threads)
     residual = np.zeros(numel, np.float32) if config.error_feedback else None
     velocity = np.zeros(numel, np.float32) if config.has_velocity else None
@@ -100,8 +108,8 @@ def codec(config: Config, sizes: Sequence[int], vectors: Sequence[F32], threads:
     for step in range(WARM + TIMED):
         if residual is not None and len(vectors) == 1:
             residual.fill(0)
-        slices = [bundle.Slice(pipeline, piece, RngKey(0, number, step)) for number, piece in enumerate(pieces)]
-        vector = vectors[step % len(vectors)][:numel]
+        slices = [bundle.Slice(pipeline, piece, RngKey(0, number, last + step)) for number, piece in enumerate(pieces)]
+        vector = vectors[step % len(vectors)]
         begin = perf_counter()
         own = bundle.encode(vector, residual, velocity, slices, 1, False)
         seconds.append(perf_counter() - begin)
