@@ -202,7 +202,8 @@ def test_speeds_are_those_of_whole_models():
     assert min(once.encode, once.decode_each + once.decode) > 0
     # A bucket selects by itself, and of a long capture each tensor counts.
     in_buckets = Config.load("topk_model", scope="bucket", bucket_bytes=4_000)
-    vector = np.concatenate([np.full(3000, 1e-3, np.float32), np.random.default_rng(0).standard_normal(1000, np.float32)])
+    large = np.random.default_rng(0).standard_normal(1000, np.float32)
+    vector = np.concatenate([np.full(3000, 1e-3, np.float32), large])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speeds.shortened, "__defaults__", (2000,))
         bucketed = speeds.codec(in_buckets, [1500, 1500, 1000], [vector])
