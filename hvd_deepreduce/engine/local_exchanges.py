@@ -165,6 +165,10 @@ class LocalExchanges(LocalState[G]):
         """What the first rank of this peer finds, in JSON's types, on all of its ranks; called within ``together``."""
         return find()
 
+    def of_all(self, value: T) -> list[T]:
+        """What each rank of this peer has, in JSON's types; called within ``together``."""
+        return [value]
+
     def taken(self, number: int) -> Any:
         """A copy of the anchor, as ``copy`` of a parameter that has taken it."""
         raise NotImplementedError(f"{type(self).__name__} has no peers")
@@ -560,6 +564,8 @@ class LocalExchanges(LocalState[G]):
             raise
 
     def settle(self) -> None:
+        if self.peers is not None:
+            self.peers.check()
         for fragment in self._in_flight():
             while self._advance(fragment):
                 pass

@@ -28,6 +28,7 @@ from hvd_deepreduce.codecs.interfaces import Floats, RngKey
 from hvd_deepreduce.config import ConfigError
 from hvd_deepreduce.engine.fragments import Fragment
 from hvd_deepreduce.engine.tensors import G
+from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.messages import Message, PeerCollectives, largest_group
 from hvd_deepreduce.exchange.statements import MismatchError
 from hvd_deepreduce.exchange.store import Members, MissingError, SharedStore
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hvd_deepreduce")
 _SOME = 64
 """Zeros that are encoded to see whether they stay so."""
+
+
+def _size(parts: Mapping[str, bytes]) -> int:
+    return sum(map(len, parts.values()))
 
 
 def _digest(told: object) -> str:
@@ -68,7 +73,7 @@ class Peers(ABC, Generic[G]):
         if self.local.engine.failed:
             raise RuntimeError(
                 f"a step of peer {self.store.peer} has failed, and its parameters may have a part of it: load a state "
-                "of this peer or of another one, and the model's, before the next step"
+                "of this peer or of another one, and the model's, before the next step or state"
             )
 
     def prepare(self) -> None:
@@ -82,6 +87,7 @@ class Peers(ABC, Generic[G]):
         """Takes what the others have done meanwhile, and exchanges this peer's update."""
         local, engine = self.local, self.local.engine
         self.check()
+        self._check_alike(fragment)
         local.check_parameters()
         engine.stats.begin_step()
         fragment.due = local.clock + local.period(local.clock)  # before another peer may take this one's state
@@ -94,6 +100,20 @@ class Peers(ABC, Generic[G]):
             local.recover(fragment)
         self._exchange(fragment, updates if finite else None)
         engine.stats.end_step()
+
+    def _check_alike(self, fragment: Fragment[G]) -> None:
+        """
+        Raises:
+            MismatchError: the ranks of this peer are not at the same exchange; on all of them.
+        """
+        local = self.local
+        every = local.of_all([local.clock, fragment.outer_steps, fragment.due])
+        if any(one != every[0] for one in every):
+            raise MismatchError(
+                f"the ranks of peer {self.store.peer} are not at the same exchange: their local steps, exchanges, and "
+                f"the step of the next one are {', '.join(map(str, every))}. Load the states of one checkpoint on all "
+                "of its ranks. Nothing was exchanged"
+            )
 
     @abstractmethod
     def _exchange(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
@@ -151,15 +171,19 @@ class Peers(ABC, Generic[G]):
         """The outer step of an exchange in which this peer's update counts."""
         local = self.local
         self._take(fragment, messages, names, self._nothing(fragment))
-        local.follow_anchor(fragment)
+        with local.engine.receiving():
+            local.follow_anchor(fragment)
         steps, fragment.began = local.clock - fragment.began, local.clock
         local.engine.stats.add(dense=steps * local.dense_bytes(fragment))
 
     def _said(self, fragment: Fragment[G]) -> dict[str, str]:
         local = self.local
+        digests = _digest(local.digests(fragment))
         told = {
             "config": local.engine.config.shared(), "outer optimizer": local.about_outer(),
-            "parameters at the last exchange": local.digests(fragment), "number of ranks": local.ranks_of_peer,
+            # Of all ranks that hold a part, so that rank 0's message tells whether any of them has another one.
+            "parameters at the last exchange": local.of_all(digests) if local.ranks_of_peer > 1 else digests,
+            "number of ranks": local.ranks_of_peer,
             "exchange": (local.fragments.index(fragment), fragment.outer_steps),
         }  # fmt: skip
         said = {name: _digest(one) for name, one in told.items()}
@@ -199,6 +223,8 @@ class Peers(ABC, Generic[G]):
                     raise ContainerError(
                         f"the message of peer {peer} has {found} bytes of {bucket.name}, which has {size} bytes"
                     )
+        received = sum(_size(one.parts) for peer, one in messages.items() if peer != self.store.peer)
+        self.local.engine.stats.add(wire=traffic.Traffic(0, received))
         self.store.show({peer: one.parts for peer, one in messages.items()}, nothing, names)
         fragment.updates = self._finish(fragment, 1 / len(messages))
         with self.local.engine.receiving():
@@ -225,12 +251,13 @@ class Peers(ABC, Generic[G]):
             local.engine.feedback = True
         empty = self.store.taken()
         self._take(fragment, messages, empty, empty.__getitem__)
-        if self.store.peer in messages:
-            local.decay(fragment.numbers, 0.0)
-            local.follow_anchor(fragment)
-            return
-        for number, start in before.items():
-            local.follow(number, start, 0.0)
+        with local.engine.receiving():
+            if self.store.peer in messages:
+                local.decay(fragment.numbers, 0.0)
+                local.follow_anchor(fragment)
+                return
+            for number, start in before.items():
+                local.follow(number, start, 0.0)
 
     def _take_back(self, fragment: Fragment[G], own: dict[str, bytes]) -> None:
         """This peer's update, which has been encoded, does not count: its residual has again what the next update will
@@ -274,6 +301,11 @@ class StorePeers(Peers[G]):
 
     store: SharedStore
 
+    def __init__(self, local: LocalExchanges[G], store: SharedStore) -> None:
+        super().__init__(local, store)
+        self._members: dict[str, set[int]] = {}
+        """Of each fragment's last exchange."""
+
     def place(self, fragment: Fragment[G], number: int) -> str:
         """The folder of an exchange of a fragment."""
         return f"{self.sequence(fragment)}/{number:08}"
@@ -287,8 +319,10 @@ class StorePeers(Peers[G]):
         Raises:
             MismatchError: their files have been deleted.
         """
-        place = self.place
+        place, before, own = self.place, fragment.outer_steps, 0
+        first = self.sequence(fragment) not in self._members
         while members := self._told(lambda: self.store.decided(place(fragment, fragment.outer_steps))):
+            own += self.store.peer in members
             try:
                 self._follow(fragment, members)
             except MissingError as error:
@@ -296,8 +330,16 @@ class StorePeers(Peers[G]):
                 raise MismatchError(
                     f"the other peers are {max(done, default=0) - fragment.outer_steps} exchanges ahead of peer "
                     f"{self.store.peer}, and have deleted the files ({error}): load a newer state, of this peer or of "
-                    "another one"
+                    "another one. To go back to an older state with all peers, give them all a new place"
                 ) from error
+        if (count := fragment.outer_steps - before) and self.local.leads:
+            _log.log(
+                logging.WARNING if first else logging.INFO,
+                "peer %d has taken %d exchanges that were recorded, from number %d on. In %d of them an update counts "
+                "that an earlier process of it has sent: what its state had not sent then was dropped, since it may be "
+                "in it. To go back to an older state with all peers, give them all a new place",
+                self.store.peer, count, before, own,
+            )  # fmt: skip
 
     def _exchange(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
         if updates is None:
@@ -310,8 +352,12 @@ class StorePeers(Peers[G]):
             sent = self._send(place, Message(said, parts, store.run))
             members = self._told(lambda: store.agree(place, sequence, sent))
             assert members
-            messages = self._messages(fragment, members, said)
             counts = sent and members.get(store.peer) == store.run
+            messages = self._messages(fragment, members, said)
+        except BaseException as error:
+            if counts:  # the others have taken the update, and the step is not taken here
+                self.local.engine.note_failure(error)
+            raise
         finally:  # also if the process is told to end while it waits: its state has no update twice
             if not counts:
                 take_back()
@@ -327,7 +373,17 @@ class StorePeers(Peers[G]):
 
     def _note(self, fragment: Fragment[G], members: Members) -> None:
         """After an exchange."""
-        store = self.store
+        store, now = self.store, set(members)
+        before = self._members.setdefault(self.sequence(fragment), set(range(store.peers)))
+        if self.local.leads and now != before:
+            if now == {store.peer} and not fragment.outer_steps > 1:
+                _log.warning(
+                    "peer %d is alone in its first exchange, and there may be %d peers: if the others have begun, give "
+                    "all of them the same place", store.peer, store.peers,
+                )  # fmt: skip
+            gone, come = sorted(before - now), sorted(now - before)
+            _log.info("peers %s are not in exchange %d; peers %s are again", gone, fragment.outer_steps - 1, come)
+            self._members[self.sequence(fragment)] = now
         store.note(self.sequence(fragment), members)
         if fragment.outer_steps > store.keep and self.local.sends:
             with suppress(OSError):
@@ -344,6 +400,8 @@ class StorePeers(Peers[G]):
         if local.sends and not local.leads:
             sent = self.store.send(place, message)
         sent = not local.anywhere(not sent)
+        if local.sends:
+            local.engine.stats.add(wire=traffic.Traffic(_size(message.parts), 0))
         return bool(local.told(lambda: sent and self.store.send(place, message)))
 
     def _messages(self, fragment: Fragment[G], members: Members, said: Mapping[str, str]) -> dict[int, Message]:
@@ -432,6 +490,7 @@ class QuorumPeers(Peers[G]):
             parts, take_back = self._encode(fragment, updates)
             self._sent = fragment.outer_steps
         try:
+            self.local.engine.stats.add(wire=traffic.Traffic(_size(parts), 0))
             every = quorum.messages(Message(said, parts))
             absent = [peer for peer, one in every.items() if isinstance(one, Message) and not one.said]
             messages, refused = largest_group({peer: one for peer, one in every.items() if peer not in absent})

@@ -449,11 +449,11 @@ class RankState:
         """Around what is done with what all ranks have sent: an error of this rank alone is noted in ``failed``."""
         try:
             yield
-        except Exception as error:
+        except BaseException as error:  # also if the process is told to end: its state may be saved
             self.note_failure(error)
             raise
 
-    def note_failure(self, error: Exception) -> None:
+    def note_failure(self, error: BaseException) -> None:
         """An error while receiving. All ranks raise one of what was sent, since they get the same bytes."""
         if not isinstance(error, ContainerError) or isinstance(error, LeftBehindError):
             self.failed = True

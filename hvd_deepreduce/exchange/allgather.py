@@ -61,7 +61,7 @@ class _Gathering(Started):
         collectives = self._rank.collectives
         ranks = collectives.size()
         own = bundle.sum_into(self._bucket.gradient, received, ranks, self._bucket.slices, scale)
-        return Traffic(own if collectives.sends_once else (ranks - 1) * own, received.size - own)
+        return traffic.NOTHING if collectives.counts else Traffic((ranks - 1) * own, received.size - own)
 
 
 def _gathered(collectives: Collectives, packed: U8, name: str, limit: int, counting: Any) -> U8:

@@ -58,7 +58,7 @@ class Collectives(ABC):
 
     Attributes:
         ordered: whether the library matches collectives by their order, and not by name.
-        sends_once: whether a rank sends its bytes once for all others, and not to each.
+        counts: whether the bytes of its exchanges are counted where they are moved, and not by the exchange.
         stats: counts what ``allgather`` sends; set by the engine, which counts the other allgathers itself.
         most_bytes: of all ranks together in an allgather; None: any number.
         instance: the number of these collectives among those of the same ranks, where several may be in use at the same
@@ -66,7 +66,7 @@ class Collectives(ABC):
     """
 
     ordered: bool = False
-    sends_once: bool = False
+    counts: bool = False
     stats: Counts | None = None
     most_bytes: int | None = None
     instance: int = 0

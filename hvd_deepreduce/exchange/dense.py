@@ -27,6 +27,4 @@ class _Summing(Started):
         gradient = self._bucket.gradient
         arrays.sum_into(gradient, [(None, arrays.move_like(received, gradient))], scale)
         ranks = self._rank.collectives.size()
-        if self._rank.collectives.sends_once:
-            return Traffic(gradient.nbytes, (ranks - 1) * gradient.nbytes)
-        return traffic.allreduce(gradient.nbytes, ranks)
+        return traffic.NOTHING if self._rank.collectives.counts else traffic.allreduce(gradient.nbytes, ranks)

@@ -94,7 +94,7 @@ class PeerCollectives(Collectives):
         ValueError: an argument is outside its range.
     """
 
-    ordered = sends_once = True
+    ordered = counts = True
 
     def __init__(self, peer: int, peers: int) -> None:
         if not 0 <= peer < peers:

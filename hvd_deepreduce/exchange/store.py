@@ -14,12 +14,13 @@ commits and messages that it has missed. ``messages.py`` has the format of a mes
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hvd_deepreduce.exchange.messages import MAX_TEXT, RUN, Message, PeerCollectives, largest_group
@@ -27,9 +28,12 @@ from hvd_deepreduce.exchange.statements import MismatchError
 from hvd_deepreduce.wire.quoting import quoted
 from hvd_deepreduce.wire.standalone import ContainerError
 
+_log = logging.getLogger("hvd_deepreduce")
 _POLL = 0.02, 1.0
 """Seconds from one look to the next: at first, and at most. Between them an eighth of the time so far, so that nobody
 waits much longer than for the others."""
+AGAIN = 0.1, 1.0, 5.0
+"""Seconds until a message that counts is read again, if the store gives an error."""
 _GRACE = 0.2
 """Seconds, at least, for which an exchange waits for a peer that was in the last one."""
 
@@ -58,7 +62,7 @@ class Folder(Store):
     """A folder that all peers see, on a file system with hard links."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self.path.mkdir(parents=True, exist_ok=True)
 
     def put_new(self, name: str, data: bytes) -> bool:
@@ -195,6 +199,7 @@ class SharedStore(PeerCollectives):
         self.wait, self.keep = wait, keep
         self._recent: dict[str, deque[frozenset[int]]] = {}
         self._ended: dict[str, float] = {}
+        self._refusals: set[tuple[str, str]] = set()
         self._sent: dict[str, str] = {}  # of each sequence, the place of the last message
 
     def send(self, place: str, message: Message) -> bool:
@@ -243,6 +248,11 @@ class SharedStore(PeerCollectives):
             reason = refused.get(str(self.peer))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise ContainerError(f"the file {place}/commit is broken: begin a new job in another place") from None
+        for peer, why in refused.items():
+            told_of = quoted(str(peer)), quoted(str(why))
+            if told_of not in self._refusals:
+                self._refusals.add(told_of)
+                _log.warning("peer %s does not count in the exchange %s: %s", told_of[0], place, told_of[1])
         if reason is not None and mine:
             raise MismatchError(f"the other peers go on without peer {self.peer}: {quoted(str(reason))}")
         if self.peer in members and not mine:
@@ -294,12 +304,20 @@ class SharedStore(PeerCollectives):
         self._ended[sequence] = time.monotonic()
         return members
 
-    def _read(self, name: str) -> Message | str:
-        """The message in a file, or what is wrong with it."""
-        try:
-            return Message.unpack(self.store.get(name) or b"")
-        except ValueError as error:
-            return str(error)
+    def _read(self, name: str, again: Sequence[float] = ()) -> Message | str:
+        """The message in a file, or what is wrong with it; it is tried ``again`` after so many seconds if the store
+        gives an error."""
+        for seconds in (*again, None):
+            try:
+                return Message.unpack(self.store.get(name) or b"")
+            except ValueError as error:
+                return str(error)
+            except Exception as error:  # stores have errors of their own
+                if seconds is None:
+                    raise
+                _log.warning("the file %s cannot be read (%s): it is tried again", name, error)
+                time.sleep(seconds)
+        raise AssertionError
 
     def messages(self, place: str, members: Members) -> dict[int, Message]:
         """What the members have sent of this rank's part.
@@ -311,7 +329,7 @@ class SharedStore(PeerCollectives):
         found = {}
         for peer in sorted(members):
             name = self._file(place, peer, members[peer])
-            message = self._read(name)
+            message = self._read(name, again=AGAIN)
             if isinstance(message, str):
                 missing = self.store.get(name) is None
                 kind, what = (MissingError, "missing") if missing else (ContainerError, "broken")

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
 from hvd_deepreduce.engine.parameter import VELOCITY
+from hvd_deepreduce.exchange.messages import PeerCollectives
 from hvd_deepreduce.torch.fsdp import Replicas
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.peer_optimizer import PeerOptimizer
@@ -120,6 +121,11 @@ class _Checkpointed(ABC, Stateful):
         """
 
     @property
+    def of_peers(self) -> bool:
+        """Whether this is one of peers, each of which has a checkpoint of its own."""
+        return isinstance(self.engine.collectives, PeerCollectives)
+
+    @property
     def several(self) -> bool:
         """Whether the checkpoint is of another number of replicas."""
         return bool(self.saved_size != self.size)
@@ -199,7 +205,7 @@ class _Checkpointed(ABC, Stateful):
             )
         (size,) = sizes
         there, own = {int(match[2]) for match, _ in found if match[2]}, self.rank % size
-        if len(there) < size:  # of one peer
+        if len(there) < size or (self.of_peers and len(there) == 1):  # of one peer
             (own,) = there
             size = self.size
         self.saved_size = size
@@ -313,6 +319,8 @@ class _OfLocalSGD(_Checkpointed):
         inner = _joined(tensors["optimizer"], mine["optimizer"], self._inner)
         states = [{**inner, "local_sgd": {**local, "compression": one}} for one in engines]
         self.compression.load_state_dict(states if self.several else states[0], reshard=self.several)
+        if self.of_peers and engines[0]["rank"] != self.rank:
+            return  # another peer's, whose progress beyond the anchor is its own
         for name, tensor in self.tensors.items():
             own(tensor).copy_(tensors["parameters"][name])
 

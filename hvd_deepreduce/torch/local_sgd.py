@@ -98,7 +98,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True  # GradScaler then calls step() even if it must be skipped
-    _steps: _Steps | None = None  # a PeerOptimizer has none: its updates step the wrapped optimizer
+    _steps: Steps
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         names, pairs = trained(optimizer, model, process_group, store is not None, "LocalSGD", LINE)
         refuse_reduced(pairs.values())
         self._reductions = Reductions(list(pairs.values()))
-        self.inner, self._steps = optimizer, _Steps(optimizer)
+        self.inner, self._steps = optimizer, Steps(optimizer)
         given = options(
             config, settings, every=every, times=times, decay=decay, fragments=fragments, delay=delay, mix=mix,
             anchors=anchors, own_outer=outer is not None,
@@ -185,18 +185,18 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         takes_part = self._takes_part("step")
         self._reductions.check()
         result = self._inner_step(closure)
-        if self._steps is not None:
-            self._steps.known = self._steps.count
+        self._steps.known = self._steps.count
         if takes_part:
             self._updates.step()
         return result
 
     def _takes_part(self, call: str) -> bool:
-        if apart := self._steps.count - self._steps.known if self._steps is not None else 0:
+        if apart := self._steps.count - self._steps.known:
+            name = type(self).__name__
             raise RuntimeError(
-                f"{type(self.inner).__name__}, which LocalSGD wraps, was stepped {apart} times by itself, so that "
-                "LocalSGD has counted no local steps and begun no exchange: call step() of LocalSGD in its place, and "
-                "give LocalSGD to whatever steps the optimizer"
+                f"{type(self.inner).__name__}, which {name} wraps, was stepped {apart} times by itself, so that {name} "
+                f"has counted no steps and begun no exchange: call step() of {name} in its place, and give {name} to "
+                "whatever steps the optimizer"
             )
         return super()._takes_part(call)
 
@@ -289,7 +289,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self._updates.sync_from_root(updates)
 
 
-class _Steps:
+class Steps:
     """Counts the steps of an optimizer, but for those with a learning rate of 0, by which
     ``torch.distributed.checkpoint`` makes its state.
 

@@ -22,7 +22,7 @@ from hvd_deepreduce.engine.peers import Peers, Quorum
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import sharding
 from hvd_deepreduce.torch.discovery import look_at_optimizers
-from hvd_deepreduce.torch.local_sgd import LocalSGD, check_store, trained
+from hvd_deepreduce.torch.local_sgd import LocalSGD, Steps, check_store, trained
 from hvd_deepreduce.torch.rendezvous import ranks_of
 from hvd_deepreduce.torch.tensors import TorchTensors, accumulated_in, hashes, own
 from hvd_deepreduce.torch.updates import Updates, numbers
@@ -53,7 +53,7 @@ class Gradients(Updates):
         mates: sharding.Mates | None,
     ) -> None:
         self.given: list[torch.Tensor] = []
-        self._scheduler, self._alike = scheduler, mates
+        self._scheduler, self._alike, self.steps = scheduler, mates, Steps(optimizer)
         super().__init__(options, optimizer, names, pairs, None, None, None, store)
         look_at_optimizers(self.engine, self.tensors, INSTEAD)
 
@@ -90,7 +90,9 @@ class Gradients(Updates):
                 tensor.grad = mean.to(tensor.dtype, copy=True).view_as(tensor)
             else:  # DDP may have its own view of it
                 tensor.grad.copy_(mean.view_as(tensor))
+        before = self.steps.count
         self._inner.step()
+        self.steps.known += self.steps.count - before
         if self._scheduler is not None:
             self._scheduler.step()
 
@@ -183,6 +185,7 @@ class PeerOptimizer(LocalSGD):
         names, pairs = trained(optimizer, model, None, True, "PeerOptimizer", LINE)
         self.inner = optimizer
         self._updates: Gradients = Gradients(options, optimizer, names, pairs, store, scheduler, mates)
+        self._steps = self._updates.steps
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; a ``ManagedQuorum`` looks meanwhile who is there."""

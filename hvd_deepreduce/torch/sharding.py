@@ -215,11 +215,19 @@ class Mates:
 
     def told(self, find: Callable[[], T]) -> T:
         """What the first of them finds, in JSON's types, on all of them; within ``together``."""
-        text = json.dumps(find()).encode() if self.collectives.rank() == 0 else b""
+        found: list[T] = self._gathered(json.dumps(find()) if self.collectives.rank() == 0 else "")
+        return found[0]
+
+    def of_all(self, value: T) -> list[T]:
+        """What each of them has, in JSON's types; within ``together``."""
+        return self._gathered(json.dumps(value))
+
+    def _gathered(self, text: str) -> list[Any]:
+        """The values of all JSON texts that are not empty."""
+        line = np.frombuffer(bytearray(f"{text}\n".encode() if text else b""), np.uint8)
         with self._hearing():
-            given = self.collectives.start_allgather(np.frombuffer(bytearray(text), np.uint8), "")
-            found: T = json.loads(self.collectives.wait_allgather(given).tobytes())
-        return found
+            lines = self.collectives.wait_allgather(self.collectives.start_allgather(line, "")).tobytes().splitlines()
+        return list(map(json.loads, lines))
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:

@@ -189,6 +189,9 @@ class Updates(LocalExchanges[torch.Tensor]):
     def told(self, find: Callable[[], T]) -> T:
         return find() if self._mates is None else self._mates.told(find)
 
+    def of_all(self, value: T) -> list[T]:
+        return [value] if self._mates is None else self._mates.of_all(value)
+
     def close(self) -> None:
         super().close()
         if self._mates is not None:

@@ -428,6 +428,27 @@ class Peer(Sharded):
 
 
 @case
+def a_peer_whose_ranks_part_gets_an_error_alone():
+    """Its last rank has other values, or loads a state from before: the other peer goes on."""
+    for kind in ("local", "gradients"):
+        parted, last = Peer(kind, shared_folder()), dist.get_rank() == 3
+        for one in parted.model.parameters() if last else ():
+            one.data.to_local().add_(1.0)
+        late = Peer(kind, shared_folder()).run(4)
+        state = copy.deepcopy(late.optimizer.state_dict())
+        late.run(4, 6)
+        if last:
+            late.optimizer.load_state_dict(state)
+        for job, steps, said in ((parted, (6,), "go on without peer 1"), (late, (6, 10), "not at the same exchange")):
+            job.store.wait = 1.0
+            fails = job.replica == 1
+            with pytest.raises((MismatchError, RuntimeError), match=said) if fails else nullcontext():
+                job.run(*steps)
+            assert fails or job.caught_up() == steps[-1] // (2 if kind == "local" else 1)
+            job.optimizer.close()
+
+
+@case
 def peers_of_several_ranks():
     """They exchange; one goes on alone, and the other one comes back; a rank that fails ends its own peer alone.
 

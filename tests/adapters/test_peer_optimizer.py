@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hvd_deepreduce import ConfigError
+from hvd_deepreduce.exchange import store
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import LocalSGD, PeerOptimizer, SignMomentum
 from hvd_deepreduce.torch.torchft import ManagedQuorum
@@ -249,6 +250,79 @@ def test_after_a_step_that_failed_halfway_a_state_must_be_loaded(tmp_path):
     first.load(saved).train()
     other.optimizer.sync()
     assert torch.equal(first.flat(), other.flat()) and other.optimizer._updates.fragments[0].outer_steps == 4
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    scheduler.step = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    with pytest.raises(RuntimeError, match="a step of peer 0 has failed, .* before the next step or state"):
+        first.states()
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_messages_that_cannot_be_read_after_they_count(local, tmp_path, monkeypatch, caplog):
+    """They are read again; if that fails for long, nothing goes on from a step that was not taken."""
+    monkeypatch.setattr(store, "AGAIN", (0.0, 0.0))
+    torch.manual_seed(0)
+    model = nn.Linear(9, 3)
+    place = SharedStore(tmp_path, peer=0, peers=2, wait=0.0)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    settings = {"config": TOP, "store": place}
+    optimizer = LocalSGD(inner, model, every=1, **settings) if local else PeerOptimizer(inner, model, **settings)
+    get, left = place.store.get, [0]
+
+    def failing(name):
+        if left[0] and name.endswith("/0") and place.store.names(name[:-2]).count("commit"):
+            left[0] -= 1
+            raise OSError(116, "Stale file handle")
+        return get(name)
+
+    place.store.get = failing
+    start, total = nn.utils.parameters_to_vector(model.parameters()).detach().clone(), torch.zeros(30)
+    for step in range(6):
+        left[0] = 2 if step == 3 else 0
+        optimizer.zero_grad()
+        model(torch.randn(8, 9)).square().mean().backward()
+        total += nn.utils.parameters_to_vector([one.grad for one in model.parameters()])
+        optimizer.step()
+    kept = optimizer.state_dict()["local_sgd"]["compression"]["residuals"]
+    now = nn.utils.parameters_to_vector(model.parameters()).detach()
+    waiting = torch.cat([torch.as_tensor(kept[name]).reshape(-1) for name in ("weight", "bias")])
+    torch.testing.assert_close(start - now + waiting, total, rtol=1e-5, atol=1e-6)
+    assert caplog.text.count("it is tried again") == 2
+    left[0] = 100
+    with pytest.raises(OSError, match="Stale"):
+        optimizer.step()
+    left[0] = 0
+    with pytest.raises(RuntimeError, match="a step of peer 0 has failed"):
+        optimizer.step()
+
+
+def test_a_step_beside_the_exchanges_is_an_error(tmp_path):
+    peer = Peer(tmp_path, 0, sgd, ALL).train(2)
+    peer.optimizer.inner.step()
+    with pytest.raises(RuntimeError, match="SGD, which PeerOptimizer wraps, was stepped 1 times by itself"):
+        peer.train()
+
+
+def test_who_takes_part_and_what_it_costs(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "hvd_deepreduce")
+    alone = Peer(tmp_path, 0, sgd, ALL, peers=8).train(3)
+    assert "peer 0 is alone in its first exchange, and there may be 8 peers" in caplog.text
+    sizes = 4 * alone.flat().numel()
+    assert [alone.optimizer.stats()["total"][key] for key in ("bytes_sent", "bytes_received")] == [3 * sizes, 0]
+    other = Peer(tmp_path, 1, sgd, ALL, peers=8)
+    other.optimizer.sync()
+    assert "peer 1 has taken 3 exchanges that were recorded, from number 0 on. In 0 of them" in caplog.text
+    other.train(2)
+    assert [other.optimizer.stats()["total"][key] for key in ("bytes_sent", "bytes_received")] == [2 * sizes, 3 * sizes]
+    caplog.clear()
+    back = Peer(tmp_path, 0, sgd, ALL, peers=8)
+    back.optimizer.sync()
+    assert "peer 0 has taken 5 exchanges that were recorded, from number 0 on. In 3 of them" in caplog.text
+    assert torch.equal(back.flat(), other.flat())
 
 
 def test_scaled_gradients(tmp_path):

@@ -9,11 +9,13 @@ import time
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from hvd_deepreduce import ConfigError
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import LocalSGD
+from hvd_deepreduce.torch.checkpoint import checkpointed
 from tests.adapters import forked, peers_job
 from tests.adapters.common import LOSSY
 from tests.selection import thorough
@@ -101,6 +103,33 @@ def test_peers_in_turn(dtype, tmp_path):
     assert optimizers[1]._updates.fragments[0].outer_steps == 8
     sent = optimizers[0].stats()["total"]
     assert 0 < sent["bytes_sent"] < sent["dense_bytes"]
+
+
+@pytest.mark.parametrize(("of", "here"), [(3, 3), (1, 3), (3, 2)])
+def test_a_checkpoint_of_another_peer_brings_its_anchor_alone(of, here, tmp_path):
+    """Saved within a period: what the other peer has done since then is its own to send."""
+
+    def made(peer, peers, folder):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(9, 3)
+        place = SharedStore(tmp_path / folder, peer=peer, peers=peers, wait=0.0)
+        return model, LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, LOSSY, every=2, store=place)
+
+    model, optimizer = made(0, of, "job")
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 9)).square().mean().backward()
+        optimizer.step()
+    saved = {"model": model.state_dict(), "optimizer": checkpointed(optimizer)}
+    dcp.save(saved, checkpoint_id=tmp_path / "saved")
+    anchors = optimizer.state_dict()["local_sgd"]["anchors"]
+    for peer in range(here):
+        other, wrapped = made(peer, here, f"other{peer}")
+        state = {"model": other.state_dict(), "optimizer": checkpointed(wrapped, tmp_path / "saved")}
+        dcp.load(state, checkpoint_id=tmp_path / "saved")
+        for name, one in other.named_parameters():
+            assert torch.equal(one, model.state_dict()[name] if peer == 0 else anchors[name])
+        assert bool(wrapped.state_dict()["local_sgd"]["compression"]["residuals"]) is (peer == 0)
 
 
 def test_two_processes_with_one_peer_number_are_an_error(tmp_path):
