@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def load(file: Path, kind: str | None = None, rank: int | None = None, most: int
         GradientError, CaptureError: the file holds no gradient, or not the one that was asked for, or a larger one.
         OSError: it cannot be read.
     """
-    kind_of = file.suffix.lower()
+    kind_of, dtypes = file.suffix.lower(), ""
     if kind_of not in SUFFIXES:
         raise GradientError(f"{file} is not a gradient by its name: it must end in {', '.join(SUFFIXES)}")
     if not file.exists():
@@ -101,10 +101,11 @@ def load(file: Path, kind: str | None = None, rank: int | None = None, most: int
     elif kind_of == ".npy":
         found = {file.stem: _numpy(file, np.ndarray, most)}
     else:
-        found = _of_torch(file, most)
+        found, dtypes = _of_torch(file, most)
     if kind is not None or rank is not None:
         raise GradientError(f"{file} is not a file of captured gradients, and has no kinds and no ranks of gradients")
-    return _joined(file, found)
+    joined = _joined(file, found)
+    return replace(joined, dtype=dtypes) if dtypes else joined
 
 
 def usable(gradient: Gradient) -> Gradient:
@@ -158,7 +159,8 @@ def _arrays(file: Path, arrays: Any, most: int) -> dict[str, Any]:
     return found
 
 
-def _of_torch(file: Path, most: int) -> dict[str, Any]:
+def _of_torch(file: Path, most: int) -> tuple[dict[str, Any], str]:
+    """The tensors, and their dtypes."""
     try:
         import torch
     except ImportError as error:
@@ -195,7 +197,7 @@ def _of_torch(file: Path, most: int) -> dict[str, Any]:
             raise GradientError(
                 f"{file} holds a tensor {str(name)[:80]!r} that is no array ({one.dtype}, {one.device}): {why}"
             ) from None
-    return found
+    return found, "/".join(sorted({str(one.dtype).removeprefix("torch.") for one in given.values()}))
 
 
 def _joined(file: Path, found: Mapping[str, Any]) -> Gradient:

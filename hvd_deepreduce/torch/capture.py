@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.tools.recorder import Options, Recorder
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Capture(Recorder):
         max_bytes: the most that the recorded vectors of a step may take in memory; 1 GiB unless it is given.
 
     Raises:
+        TypeError: ``compression`` is a LocalSGD or a PeerOptimizer.
         ValueError: a wrong name or step; no parameter matches; the vectors take more than ``max_bytes``; or a
             compression whose accumulators are not gradient + residual (a memory with momentum, ``hierarchical``).
 
@@ -55,6 +57,11 @@ class Capture(Recorder):
     ) -> None:
         self._handles: list[Any] = []
         about: dict[str, Any] = {"framework": f"torch {torch.__version__}"}
+        if isinstance(compression, LocalSGDBase):
+            raise TypeError(
+                f"compression is {type(compression).__name__}, which gives no accumulators of gradients: leave it out, "
+                "to record gradients alone"
+            )
         config = None if compression is None else compression.config
         accumulators = config is not None and config.error_feedback
         if config is not None:

@@ -15,6 +15,7 @@ That of a peer has those of one replica alone, the peer.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from abc import ABC, abstractmethod
@@ -35,6 +36,8 @@ from hvd_deepreduce.torch.fsdp import Replicas
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.peer_optimizer import PeerOptimizer
 from hvd_deepreduce.torch.tensors import accumulated_in, own
+
+_log = logging.getLogger("hvd_deepreduce")
 
 
 @dataclass(frozen=True)
@@ -310,6 +313,12 @@ class _OfLocalSGD(_Checkpointed):
 
     def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
         updates = self.updates
+        if self.saved_size > self.size and any(began < shared["clock"] for began in shared["began"]):
+            _log.warning(
+                "the checkpoint of %d replicas was saved within a period, and %d are here: what the others had done "
+                "since their last exchange is lost. Call sync() on all ranks before such a checkpoint is saved",
+                self.saved_size, self.size,
+            )  # fmt: skip
         local = {key: (mine if key == "due" else shared)[key] for key in updates.counts()}
         local |= {key: shared[key] for key in ("frozen", "resting") if key in shared}  # earlier checkpoints have none
         local |= {what: tensors[what] for what in ("anchors", "bases", "starts")}

@@ -25,6 +25,7 @@ from hvd_deepreduce.torch import LocalSGD, PeerOptimizer, SignMomentum
 from hvd_deepreduce.torch.checkpoint import checkpointed
 from hvd_deepreduce.torch.fsdp import compress_replicas
 from tests.adapters.common import LOSSLESS, LOSSY
+from tests.adapters.optimizer_warnings import heard
 from tests.adapters.sharded import Network, Sharded, close, flat, full_sums, loss_of, shared_folder
 from tests.case_runner import case, run_cases
 from tests.damaged import decoding_fails
@@ -248,7 +249,9 @@ def a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes():
         again.check_same()
         for replicas in (1, 4):
             other = Job(config, replicas, model=Network(seed=3), **options)
-            dcp.load({"optimizer": checkpointed(other.optimizer, folder)}, checkpoint_id=folder)
+            with heard("hvd_deepreduce") as texts:
+                dcp.load({"optimizer": checkpointed(other.optimizer, folder)}, checkpoint_id=folder)
+            assert any("was saved within a period" in text for text in texts) is (replicas == 1), options
             for one, expected in zip(full_sums(other, other.residuals()), sums, strict=True):
                 torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
             assert replicas == 4 or torch.equal(other.whole(), whole)

@@ -173,7 +173,8 @@ def test_gradients_that_cannot_be_measured(tmp_path, command):
 
 def test_floats_that_numpy_lacks_and_other_cases_of_a_suffix(tmp_path):
     torch.save(torch.randn(300).to(torch.float8_e4m3fn), tmp_path / "small.PT")
-    assert json.loads(run("inspect", tmp_path / "small.PT", "--json"))["numel"] == 300
+    found = json.loads(run("inspect", tmp_path / "small.PT", "--json"))
+    assert found["numel"] == 300 and found["dtype"] == "float8_e4m3fn"
 
 
 def test_a_config_under_which_nothing_is_compressed():
