@@ -159,8 +159,8 @@ class SharedStore(PeerCollectives):
 
     Args:
         place: a folder that all peers see; the URL of an object store, such as ``s3://bucket/job``, for which fsspec
-            and its implementation must be installed; or a ``Store``. Each job has a place of its own, and so has each of
-            its models.
+            and its implementation must be installed; or a ``Store``. Each job has a place of its own, and so has each
+            of its models.
         peer: the number of this peer, 0 to ``peers - 1``; no other process may have it at the same time.
         peers: the largest number of peers.
         wait: seconds for which an exchange waits for peers that took part in the last two. None: a fifth of the time
