@@ -159,7 +159,7 @@ class Buckets:
         self._turns: list[Callable[[], bool]] = []
         # By bucket: the ids of its parameters' tensors, the parameters, and their sizes.
         self._divided: dict[int, tuple[Sequence[int], list[Parameter], list[int]]] = {}
-        look_at_optimizers(self.engine, self._trained.values(), model.instead)
+        look_at_optimizers(self.engine, self, self._parameter_of, model.instead)
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()

@@ -68,22 +68,23 @@ class Models:
         return [own, *around]
 
 
-Watched = tuple[list[weakref.ref[torch.Tensor]], str, weakref.WeakKeyDictionary[Any, bool]]
+Watched = tuple[weakref.ref[Any], Container[int], str, weakref.WeakKeyDictionary[Any, bool]]
 _watching: weakref.WeakKeyDictionary[Engine, Watched] = weakref.WeakKeyDictionary()
-"""The engines that look at optimizers: their parameters, what to write instead, and of the optimizers that they have
-seen, whether these train their parameters. An engine may outlive its model, and another model's parameters may then
-have the same ids."""
+"""The engines that look at optimizers: who holds their parameters, the ids of these, what to write instead, and of the
+optimizers that they have seen, whether these train their parameters. An engine may outlive its model, and another
+model's parameters may then have the same ids. Parameters with weak references of their own could not be swapped, as
+PyTorch does when it moves a sharded model."""
 _hooked: list[Any] = []
 """The one hook of all engines; it goes with the last of them."""
 
 
-def look_at_optimizers(engine: Engine, tensors: Iterable[torch.Tensor], instead: str = INSTEAD) -> None:
-    """Looks at each optimizer that trains these parameters, until the engine is closed: warns before its first step of
-    one that compression harms, with the lines to write ``instead``, and refuses one, at any step, whose momentum the
-    config has already."""
+def look_at_optimizers(engine: Engine, holder: object, ids: Container[int], instead: str = INSTEAD) -> None:
+    """Looks at each optimizer that trains parameters with these ids, until the engine is closed, or their ``holder``,
+    which keeps them, is gone: warns before its first step of one that compression harms, with the lines to write
+    ``instead``, and refuses one, at any step, whose momentum the config has already."""
     if not _hooked:
         _hooked.append(register_optimizer_step_pre_hook(_look))
-    _watching[engine] = list(map(weakref.ref, tensors)), instead, weakref.WeakKeyDictionary()
+    _watching[engine] = weakref.ref(holder), ids, instead, weakref.WeakKeyDictionary()
 
 
 def trains(optimizer: Any, ids: Container[int]) -> bool:
@@ -92,14 +93,13 @@ def trains(optimizer: Any, ids: Container[int]) -> bool:
 
 
 def _look(optimizer: Any, *_: object) -> None:
-    for engine, (tensors, instead, seen) in list(_watching.items()):
-        if engine.closed:
+    for engine, (holder, ids, instead, seen) in list(_watching.items()):
+        if engine.closed or holder() is None:
             del _watching[engine]
             continue
         first = optimizer not in seen
         if first:
-            alive = (one() for one in tensors)
-            seen[optimizer] = trains(optimizer, {id(one) for one in alive if one is not None})
+            seen[optimizer] = trains(optimizer, ids)
         if seen[optimizer] and (first or engine.has_velocity):  # the config, or the momentum, may change in between
             adaptive.check_momentum(engine.config, optimizer)
         if seen[optimizer] and first:

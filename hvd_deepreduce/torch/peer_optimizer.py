@@ -55,7 +55,7 @@ class Gradients(Updates):
         self.given: list[torch.Tensor] = []
         self._scheduler, self._alike, self.steps = scheduler, mates, Steps(optimizer)
         super().__init__(options, optimizer, names, pairs, None, None, None, store)
-        look_at_optimizers(self.engine, self.tensors, INSTEAD)
+        look_at_optimizers(self.engine, self, set(map(id, self.tensors)), INSTEAD)
 
     def _join(self, peers: Peers[torch.Tensor]) -> None:
         if self._alike is None:
