@@ -156,7 +156,7 @@ def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeyp
     page.write("short", CONTEST, arena.done("short"), 2.0)
     text = (short / "arena.md").read_text()
     assert "| **few** | 1.000% | 0.0350 | +0.030 (+0.030 to +0.030) | lr 0.2 |" in text
-    assert "- **Yes.** **few**: at most +0.050 nats from dense, at 2.00% of the bytes or less." in text
+    assert "- **Yes.** **few**: at most +0.050 nats from _dense_, at 2.00% of the bytes or less." in text
     page.write_overview({"short": CONTEST}, {"short": arena.done("short")})
     assert "| A short contest | **few** | 1.00% | 0.0350 | +0.030 |" in (short / "which_preset.md").read_text()
     tighter = replace(CONTEST, claims=(Claim("few", "dense", 0.02),))
