@@ -87,7 +87,6 @@ class Peers(ABC, Generic[G]):
         """Takes what the others have done meanwhile, and exchanges this peer's update."""
         local, engine = self.local, self.local.engine
         self.check()
-        self._check_alike(fragment)
         local.check_parameters()
         engine.stats.begin_step()
         fragment.due = local.clock + local.period(local.clock)  # before another peer may take this one's state
@@ -100,20 +99,6 @@ class Peers(ABC, Generic[G]):
             local.recover(fragment)
         self._exchange(fragment, updates if finite else None)
         engine.stats.end_step()
-
-    def _check_alike(self, fragment: Fragment[G]) -> None:
-        """
-        Raises:
-            MismatchError: the ranks of this peer are not at the same exchange; on all of them.
-        """
-        local = self.local
-        every = local.of_all([local.clock, fragment.outer_steps, fragment.due])
-        if any(one != every[0] for one in every):
-            raise MismatchError(
-                f"the ranks of peer {self.store.peer} are not at the same exchange: their local steps, exchanges, and "
-                f"the step of the next one are {', '.join(map(str, every))}. Load the states of one checkpoint on all "
-                "of its ranks. Nothing was exchanged"
-            )
 
     @abstractmethod
     def _exchange(self, fragment: Fragment[G], updates: dict[int, G] | None) -> None:
@@ -178,16 +163,16 @@ class Peers(ABC, Generic[G]):
 
     def _said(self, fragment: Fragment[G]) -> dict[str, str]:
         local = self.local
-        digests = _digest(local.digests(fragment))
         told = {
             "config": local.engine.config.shared(), "outer optimizer": local.about_outer(),
-            # Of all ranks that hold a part, so that rank 0's message tells whether any of them has another one.
-            "parameters at the last exchange": local.of_all(digests) if local.ranks_of_peer > 1 else digests,
-            "number of ranks": local.ranks_of_peer,
+            "parameters at the last exchange": self._digests(fragment), "number of ranks": local.ranks_of_peer,
             "exchange": (local.fragments.index(fragment), fragment.outer_steps),
         }  # fmt: skip
         said = {name: _digest(one) for name, one in told.items()}
         return {"release": __version__, "number of peers": str(self.store.peers), "model": self._model, **said}
+
+    def _digests(self, fragment: Fragment[G]) -> list[Any]:
+        return self.local.digests(fragment)
 
     @cached_property
     def _model(self) -> str:
@@ -314,11 +299,32 @@ class StorePeers(Peers[G]):
         """The folder of all exchanges of a fragment."""
         return str(self.local.fragments.index(fragment))
 
+    def _digests(self, fragment: Fragment[G]) -> list[Any]:
+        """Of all ranks that hold a part, so that rank 0's message tells whether any of them has another one. In a
+        quorum, a rank may have to take the others' state where the others of its peer need not."""
+        own = super()._digests(fragment)
+        return self.local.of_all(own) if self.local.ranks_of_peer > 1 else own
+
+    def _check_alike(self, fragment: Fragment[G]) -> None:
+        """
+        Raises:
+            MismatchError: the ranks of this peer are not at the same exchange; on all of them.
+        """
+        local = self.local
+        every = local.of_all([local.clock, fragment.outer_steps, fragment.due])
+        if any(one != every[0] for one in every):
+            raise MismatchError(
+                f"the ranks of peer {self.store.peer} are not at the same exchange: their local steps, exchanges, and "
+                f"the step of the next one are {', '.join(map(str, every))}. Load the states of one checkpoint on all "
+                "of its ranks. Nothing was exchanged"
+            )
+
     def catch_up(self, fragment: Fragment[G]) -> None:
         """
         Raises:
-            MismatchError: their files have been deleted.
+            MismatchError: the ranks of this peer are not at the same exchange; or their files have been deleted.
         """
+        self._check_alike(fragment)
         place, before, own = self.place, fragment.outer_steps, 0
         first = self.sequence(fragment) not in self._members
         while members := self._told(lambda: self.store.decided(place(fragment, fragment.outer_steps))):
