@@ -122,8 +122,7 @@ def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps:
         with steps.working(step, "encode", parameter.name):
             slot.numel = math.prod(map(int, shape))
             if not _compressed(engine, parameter, slot):
-                came = values
-                unsent = engine.take_unsent(parameter, lambda: bool(np.isfinite(came).all()))
+                unsent = engine.take_unsent(parameter, lambda: bool(np.isfinite(values).all()))
                 if unsent is not None:
                     numbers, more = rows.in_rows(unsent, slot.numel // int(shape[0]))
                     values = np.concatenate([values, more.astype(values.dtype).reshape(-1, *values.shape[1:])])

@@ -88,10 +88,9 @@ class SparseGradients:
             if self._compresses(parameter, gradient):
                 gradient = tensor.grad = self._start(parameter, gradient)
             elif parameter.name in self.alone:  # else a bucket of this step has the residual
-                came = gradient
-                unsent = self._engine.take_unsent(parameter, lambda: bool(came._values().isfinite().all()))
+                unsent = self._engine.take_unsent(parameter, lambda: bool(gradient._values().isfinite().all()))
                 if unsent is not None:
-                    gradient = tensor.grad = came + unflattened(unsent, came)
+                    gradient = tensor.grad = gradient + unflattened(unsent, gradient)
         self._bytes[tensor] = _coo_bytes(gradient)
         self.alone.add(parameter.name)
 
