@@ -20,7 +20,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from hvd_deepreduce.exchange.messages import MAX_TEXT, RUN, Message, PeerCollectives, largest_group
@@ -290,7 +290,7 @@ class SharedStore(PeerCollectives):
         while (members := self.decided(place, mine)) is None:
             for name in self.store.names(place):
                 if name.isdecimal() and int(name) < self.peers and not isinstance(there.get(int(name)), Message):
-                    there[int(name)] = self._read(f"{place}/{int(name)}")
+                    there[int(name)] = _unpacked(self.store.get(f"{place}/{int(name)}") or b"")
             valid, now = {peer for peer, one in there.items() if isinstance(one, Message)}, time.monotonic()
             if since is None and valid - {self.peer}:
                 since = now
@@ -305,20 +305,15 @@ class SharedStore(PeerCollectives):
         self._ended[sequence] = time.monotonic()
         return members
 
-    def _read(self, name: str, again: Sequence[float] = ()) -> Message | str:
-        """The message in a file, or what is wrong with it; it is tried ``again`` after so many seconds if the store
-        gives an error."""
-        for seconds in (*again, None):
+    def _get(self, name: str) -> bytes | None:
+        """A file that counts: it is read again if the store gives an error."""
+        for seconds in AGAIN:
             try:
-                return Message.unpack(self.store.get(name) or b"")
-            except ValueError as error:
-                return str(error)
+                return self.store.get(name)
             except Exception as error:  # stores have errors of their own
-                if seconds is None:
-                    raise
                 _log.warning("the file %s cannot be read (%s): it is tried again", name, error)
                 time.sleep(seconds)
-        raise AssertionError
+        return self.store.get(name)
 
     def messages(self, place: str, members: Members) -> dict[int, Message]:
         """What the members have sent of this rank's part.
@@ -330,11 +325,12 @@ class SharedStore(PeerCollectives):
         found = {}
         for peer in sorted(members):
             name = self._file(place, peer, members[peer])
-            message = self._read(name, again=AGAIN)
+            data = self._get(name)
+            if data is None:
+                raise MissingError(f"the file {name} is missing")
+            message = _unpacked(data)
             if isinstance(message, str):
-                missing = self.store.get(name) is None
-                kind, what = (MissingError, "missing") if missing else (ContainerError, "broken")
-                raise kind(f"the file {name} is {what}: {message}")
+                raise ContainerError(f"the file {name} is broken: {message}")
             found[peer] = message
         return found
 
@@ -348,3 +344,11 @@ def _commit(there: Mapping[int, Message | str]) -> bytes:
     members, refused = largest_group(there)
     told = {"members": {str(peer): one.run for peer, one in members.items()}, "refused": refused}
     return json.dumps(told).encode()
+
+
+def _unpacked(data: bytes) -> Message | str:
+    """A message, or what is wrong with it."""
+    try:
+        return Message.unpack(data)
+    except ValueError as error:
+        return str(error)

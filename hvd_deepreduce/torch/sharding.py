@@ -215,16 +215,12 @@ class Mates:
 
     def told(self, find: Callable[[], T]) -> T:
         """What the first of them finds, in JSON's types, on all of them; within ``together``."""
-        found: list[T] = self._gathered(json.dumps(find()) if self.collectives.rank() == 0 else "")
-        return found[0]
+        every: list[Any] = self.of_all(find() if self.collectives.rank() == 0 else None)
+        return every[0]  # type: ignore[no-any-return]
 
     def of_all(self, value: T) -> list[T]:
         """What each of them has, in JSON's types; within ``together``."""
-        return self._gathered(json.dumps(value))
-
-    def _gathered(self, text: str) -> list[Any]:
-        """The values of all JSON texts that are not empty."""
-        line = np.frombuffer(bytearray(f"{text}\n".encode() if text else b""), np.uint8)
+        line = np.frombuffer(bytearray(f"{json.dumps(value)}\n".encode()), np.uint8)
         with self._hearing():
             lines = self.collectives.wait_allgather(self.collectives.start_allgather(line, "")).tobytes().splitlines()
         return list(map(json.loads, lines))
