@@ -286,11 +286,6 @@ class StorePeers(Peers[G]):
 
     store: SharedStore
 
-    def __init__(self, local: LocalExchanges[G], store: SharedStore) -> None:
-        super().__init__(local, store)
-        self._members: dict[str, set[int]] = {}
-        """Of each fragment's last exchange."""
-
     def place(self, fragment: Fragment[G], number: int) -> str:
         """The folder of an exchange of a fragment."""
         return f"{self.sequence(fragment)}/{number:08}"
@@ -326,7 +321,7 @@ class StorePeers(Peers[G]):
         """
         self._check_alike(fragment)
         place, before, own = self.place, fragment.outer_steps, 0
-        first = self.sequence(fragment) not in self._members
+        first = self.store.last(self.sequence(fragment)) is None
         while members := self._told(lambda: self.store.decided(place(fragment, fragment.outer_steps))):
             own += self.store.peer in members
             try:
@@ -380,7 +375,8 @@ class StorePeers(Peers[G]):
     def _note(self, fragment: Fragment[G], members: Members) -> None:
         """After an exchange."""
         store, now = self.store, set(members)
-        before = self._members.setdefault(self.sequence(fragment), set(range(store.peers)))
+        last = store.last(self.sequence(fragment))
+        before = set(range(store.peers)) if last is None else last
         if self.local.leads and now != before:
             if now == {store.peer} and not fragment.outer_steps > 1:
                 _log.warning(
@@ -389,7 +385,6 @@ class StorePeers(Peers[G]):
                 )  # fmt: skip
             gone, come = sorted(before - now), sorted(now - before)
             _log.info("peers %s are not in exchange %d; peers %s are again", gone, fragment.outer_steps - 1, come)
-            self._members[self.sequence(fragment)] = now
         store.note(self.sequence(fragment), members)
         if fragment.outer_steps > store.keep and self.local.sends:
             with suppress(OSError):

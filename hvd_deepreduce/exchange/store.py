@@ -264,6 +264,11 @@ class SharedStore(PeerCollectives):
         """Whose messages have counted in an exchange of a sequence."""
         self._recent.setdefault(sequence, deque(maxlen=2)).append(frozenset(members))
 
+    def last(self, sequence: str) -> frozenset[int] | None:
+        """Whose messages have counted in the last exchange of a sequence; None: it is the first one here."""
+        recent = self._recent.get(sequence)
+        return recent[-1] if recent else None
+
     def agree(self, place: str, sequence: str, mine: bool = True) -> Members:
         """Waits for the others' messages, and decides whose count, unless that is decided: those of the largest group
         that says the same.
