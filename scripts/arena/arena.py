@@ -3,11 +3,12 @@
     python scripts/arena/arena.py run                   # what is missing, on two cores; continues where it was stopped
     python scripts/arena/arena.py run each-step-2 --minutes 60
     python scripts/arena/arena.py plan                  # what is done, and what comes next
-    python scripts/arena/arena.py prune                 # deletes trainings that the contests no longer ask for
+    python scripts/arena/arena.py prune                 # retires trainings that the contests no longer ask for
     python scripts/arena/arena.py report                # docs/results/arena.md, from the lines that are there
 
 A training is a line of docs/results/arena/CONTEST.jsonl: job, workers, steps, seed, settings, and what came out. The
-tables, pictures and verdicts of docs/results/arena.md are computed from these lines. A method whose optimum is at the
+tables, pictures and verdicts of docs/results/arena.md are computed from these lines. Lines that a contest does not ask
+for any more, as it has changed, are in retired.jsonl. A method whose optimum is at the
 edge of its grid has no row: its grid grows, or it gets more trials, as all methods of its contest.
 """
 
@@ -30,6 +31,8 @@ from trainer import train
 from tuning import Tuned, search
 
 FOLDER = RESULTS / "arena"
+RETIRED = "retired"
+"""The file of trainings that no contest asks for any more."""
 Line = dict[str, Any]
 
 
@@ -253,24 +256,29 @@ def plan(names: Names = None) -> None:
 
 @app.command()
 def prune(names: Names = None) -> None:
-    """Deletes trainings that no campaign asks for any more, since the contests have changed."""
+    """Retires trainings that no campaign asks for any more, since the contests have changed. Not while ``run`` adds
+    lines to the same contests."""
     for name in chosen(names):
         known = lines_of(name)
         kept = asked(CONTESTS[name], known)
-        if set(known) - kept:
+        if gone := [line for key, line in known.items() if key not in kept]:
+            with path_of(RETIRED).open("a") as file:
+                file.writelines(json.dumps({"contest": name, **line}) + "\n" for line in gone)
             lines = [json.dumps(line) for key, line in known.items() if key in kept]
             path_of(name).write_text("".join(f"{line}\n" for line in lines))
-            print(f"{name}: {len(known) - len(lines)} trainings deleted")
+            print(f"{name}: {len(gone)} trainings retired")
 
 
 @app.command()
 def report() -> None:
     """Writes docs/results/arena.md and its pictures, and the table of docs/which_preset.md."""
     found = {name: done(name) for name in CONTESTS}
-    page.PAGE.write_text(page.ABOUT)
+    hours = {name: hours_of(lines_of(name)) for name in CONTESTS}
+    retired = sum(line["seconds"] for line in json_lines(path_of(RETIRED))) / 3600
+    page.PAGE.write_text(page.about(sum(hours.values()), retired))
     for name in CONTESTS:
         if found[name]:
-            page.write(name, CONTESTS[name], found[name], hours_of(lines_of(name)))
+            page.write(name, CONTESTS[name], found[name], hours[name])
     page.write_overview(CONTESTS, found)
 
 

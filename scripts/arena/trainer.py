@@ -101,12 +101,14 @@ def train(job: str, settings: Settings, workers: int, steps: int, seed: int) -> 
 
 def _updates(settings: Settings, replicas: np.ndarray, sizes: Sequence[int]) -> InTurn:
     """Of the workers' models ``[workers, numel]``, which it changes."""
-    config, groups = settings.get("config"), divided(sizes, settings.get("fragments", 1))
+    groups = divided(sizes, settings.get("fragments", 1))
+    config = None if settings.get("config") is None else Config.load(settings["config"])
     fragments, end = [], 0
     for parts in ([sizes[number] for number in group] for group in groups):
         begin, end = end, end + sum(parts)
         workers, own = len(replicas), replicas[:, begin:end]
-        ranks = DenseRanks(workers) if config is None else SimulatedRanks(Config.load(config), workers, parts)
+        dense = config is None or config.sends_all_as_it_is
+        ranks = DenseRanks(workers) if dense else SimulatedRanks(config, workers, parts)
         outer = Outer(settings.get("outer_lr", 1.0), settings.get("outer_momentum", 0.0))
         fragments.append(LocalUpdates(ranks, own[0], settings.get("decay", 1.0), outer, own))
     return InTurn(fragments, settings["every"], settings.get("delay", 0))

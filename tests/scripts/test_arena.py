@@ -152,13 +152,13 @@ def test_a_contest_with_the_settings_of_another_waits_for_it_and_searches_the_le
 
 def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeypatch):
     arena.run_all(["short"], 2, math.inf)
-    page.PAGE.write_text(page.ABOUT)
+    page.PAGE.write_text(page.about(1.0, 0.5))
     page.write("short", CONTEST, arena.done("short"), 2.0)
     text = (short / "arena.md").read_text()
     assert "| **few** | 1.000% | 0.0350 | +0.030 (+0.030 to +0.030) | lr 0.2 |" in text
     assert "- **Yes.** **few**: at most +0.050 nats from _dense_, at 2.00% of the bytes or less." in text
     page.write_overview({"short": CONTEST}, {"short": arena.done("short")})
-    assert "| A short contest | **few** | 1.00% | 0.0350 | +0.030 |" in (short / "which_preset.md").read_text()
+    assert "| A short contest | **few** | 1.00% | 0.0350 | +0.030 ± 0.000 |" in (short / "which_preset.md").read_text()
     tighter = replace(CONTEST, claims=(Claim("few", "dense", 0.02),))
     assert "- **No.**" in page.body("short", tighter, arena.done("short"), 2.0)
     found = arena.done("short")
@@ -171,11 +171,17 @@ def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeyp
             line["early"] = {"loss": 5.0 if line["settings"]["scheme"] == "x" else 6.0}
     early = replace(CONTEST, claims=(Claim("few", "dense", -0.5, early=True),))
     assert "- **Yes.**" in page.body("short", early, found, 2.0)
+    found["dense"].runs[0]["early"] = {"loss": 7.5}
+    assert "_dense_ itself spreads over 1.500 between" in page.body("short", early, found, 2.0), "after a fifth, too"
+    fewer = replace(CONTEST, claims=(Claim("few", "dense", 0.045, share=0.005),))
+    assert "- **No.**" in page.body("short", fewer, found, 2.0), "whatever the loss is"
     monkeypatch.setitem(CONTESTS, "short", replace(CONTEST, trials=2))
     arena.run_all(["short"], 2, math.inf)
     trainings = len(arena.lines_of("short"))
     arena.prune(["short"])
-    assert len(arena.lines_of("short")) < trainings
+    retired = [json.loads(line) for line in (short / "retired.jsonl").read_text().splitlines()]
+    assert len(arena.lines_of("short")) == trainings - len(retired) < trainings
+    assert {line["contest"] for line in retired} == {"short"}
     edge = page.body("short", CONTESTS["short"], arena.done("short"), 2.0)
     assert "| **few** |" not in edge and "at the edge of lr" in edge and "- Open." in edge
 
@@ -323,6 +329,12 @@ def test_a_training_is_repeatable_and_counts_its_bytes(name, few_windows):
     assert {**first, "seconds": 0} == {**again, "seconds": 0}
     assert first["share"] == pytest.approx({"dense": 1.0, "updates": 2 / 3}.get(name, first["share"]))
     assert 0 < first["share"] <= 1 and 3 < first["loss"] < 4.7
+
+
+def test_updates_that_a_preset_sends_as_they_are_go_through_a_ring(few_windows):
+    """Which takes fewer bytes than an allgather, from three workers on."""
+    line = train("gpt", {"optimizer": "adamw", "lr": 1e-3, "every": 2, "config": "diloco"}, 4, 2, 0)
+    assert line["share"] == pytest.approx(0.5) and line["volume"] is None
 
 
 def test_a_step_of_updates_without_compression_is_that_of_dense(few_windows):
