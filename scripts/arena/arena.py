@@ -8,8 +8,9 @@
 
 A training is a line of docs/results/arena/CONTEST.jsonl: job, workers, steps, seed, settings, and what came out. The
 tables, pictures and verdicts of docs/results/arena.md are computed from these lines. Lines that a contest does not ask
-for any more, as it has changed, are in retired.jsonl. A method whose optimum is at the
-edge of its grid has no row: its grid grows, or it gets more trials, as all methods of its contest.
+for any more, as it has changed, are in retired.jsonl; with a reason, if the same training may end otherwise now. A
+method whose optimum is at the edge of its grid has no row: its grid grows, or it gets more trials, as all methods of
+its contest.
 """
 
 import json
@@ -136,10 +137,19 @@ def path_of(name: str) -> Path:
     return FOLDER / f"{name}.jsonl"
 
 
+def key_of(line: Line) -> str:
+    """Of the training of a line."""
+    return Wanted(*(line[field] for field in Wanted._fields)).key
+
+
 def lines_of(name: str) -> dict[str, Line]:
     """The lines of a contest, by their trainings."""
-    fields = Wanted._fields
-    return {Wanted(*(line[field] for field in fields)).key: line for line in json_lines(path_of(name))}
+    return {key_of(line): line for line in json_lines(path_of(name))}
+
+
+def write_lines(name: str, lines: dict[str, Line]) -> None:
+    """The opposite of ``lines_of``."""
+    path_of(name).write_text("".join(f"{json.dumps(line)}\n" for line in lines.values()))
 
 
 def asked(contest: Contest, known: dict[str, Line]) -> set[str]:
@@ -173,13 +183,14 @@ def _trained(one: Wanted) -> Line:
 
 
 def run_all(names: Iterable[str], processes: int, minutes: float, methods: Sequence[str] = ()) -> None:
-    """Trains what is missing, a contest after the other, and writes each line when its training ends.
+    """Trains what is missing, a contest after the other, and writes each line when its training ends. A training that
+    was retired is taken back.
 
     Args:
         methods: those that are trained; none: all.
     """
     end = time.monotonic() + 60 * minutes
-    known = {name: lines_of(name) for name in names}
+    known, retired = {name: lines_of(name) for name in names}, lines_of(RETIRED)
     running: dict[Future[Line], tuple[str, Wanted]] = {}
     FOLDER.mkdir(parents=True, exist_ok=True)
 
@@ -194,13 +205,21 @@ def run_all(names: Iterable[str], processes: int, minutes: float, methods: Seque
                         started.add(one.key)
                         yield name, one
 
+    def begun(pool: ProcessPoolExecutor, one: Wanted) -> Future[Line]:
+        line = retired.get(one.key, {"reason": "it was never trained"})
+        if "reason" in line:
+            return pool.submit(_trained, one)
+        future: Future[Line] = Future()
+        future.set_result({key: value for key, value in line.items() if key != "contest"})
+        return future
+
     with ProcessPoolExecutor(processes) as pool:
         while True:
             if time.monotonic() < end:
                 for name, one in missing():
                     if len(running) >= processes:
                         break
-                    running[pool.submit(_trained, one)] = name, one
+                    running[begun(pool, one)] = name, one
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -258,15 +277,17 @@ def plan(names: Names = None) -> None:
 def prune(names: Names = None) -> None:
     """Retires trainings that no campaign asks for any more, since the contests have changed. Not while ``run`` adds
     lines to the same contests."""
+    retired = lines_of(RETIRED)
     for name in chosen(names):
         known = lines_of(name)
-        kept = asked(CONTESTS[name], known)
-        if gone := [line for key, line in known.items() if key not in kept]:
-            with path_of(RETIRED).open("a") as file:
-                file.writelines(json.dumps({"contest": name, **line}) + "\n" for line in gone)
-            lines = [json.dumps(line) for key, line in known.items() if key in kept]
-            path_of(name).write_text("".join(f"{line}\n" for line in lines))
+        wanted = asked(CONTESTS[name], known)
+        kept = {key: line for key, line in known.items() if key in wanted}
+        gone = {key: {"contest": name, **line} for key, line in known.items() if key not in kept}
+        retired = {key: line for key, line in retired.items() if key not in kept} | gone
+        if gone:
+            write_lines(name, kept)
             print(f"{name}: {len(gone)} trainings retired")
+    write_lines(RETIRED, retired)
 
 
 @app.command()
@@ -274,8 +295,7 @@ def report() -> None:
     """Writes docs/results/arena.md and its pictures, and the table of docs/which_preset.md."""
     found = {name: done(name) for name in CONTESTS}
     hours = {name: hours_of(lines_of(name)) for name in CONTESTS}
-    retired = sum(line["seconds"] for line in json_lines(path_of(RETIRED))) / 3600
-    page.PAGE.write_text(page.about(sum(hours.values()), retired))
+    page.PAGE.write_text(page.about(sum(hours.values()), hours_of(lines_of(RETIRED))))
     for name in CONTESTS:
         if found[name]:
             page.write(name, CONTESTS[name], found[name], hours[name])

@@ -184,6 +184,12 @@ def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeyp
     assert {line["contest"] for line in retired} == {"short"}
     edge = page.body("short", CONTESTS["short"], arena.done("short"), 2.0)
     assert "| **few** |" not in edge and "at the edge of lr" in edge and "- Open." in edge
+    monkeypatch.setitem(CONTESTS, "short", CONTEST)
+    monkeypatch.delattr(SameProcess, "submit")
+    arena.run_all(["short"], 2, math.inf)
+    assert len(arena.done("short")) == 2, "what was retired is taken back, and not trained again"
+    arena.prune(["short"])
+    assert not set(arena.lines_of(arena.RETIRED)) & set(arena.lines_of("short"))
 
 
 def test_a_mean_is_as_certain_as_the_seeds_allow():
