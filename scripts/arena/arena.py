@@ -292,7 +292,7 @@ def prune(names: Names = None) -> None:
 
 @app.command()
 def report() -> None:
-    """Writes docs/results/arena.md and its pictures, and the table of docs/which_preset.md."""
+    """Writes docs/results/arena.md and its pictures, and the tables of docs/which_preset.md and README.md."""
     found = {name: done(name) for name in CONTESTS}
     hours = {name: hours_of(lines_of(name)) for name in CONTESTS}
     page.PAGE.write_text(page.about(sum(hours.values()), hours_of(lines_of(RETIRED))))
@@ -300,6 +300,7 @@ def report() -> None:
         if found[name]:
             page.write(name, CONTESTS[name], found[name], hours[name])
     page.write_overview(CONTESTS, found)
+    page.write_losses(CONTESTS, found)
 
 
 if __name__ == "__main__":

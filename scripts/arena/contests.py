@@ -310,6 +310,10 @@ def in_each_step(title: str, workers: int, decay: float, rivals: bool = False) -
     }  # fmt: skip
     if rivals:
         methods |= {
+            "signum": Method(
+                "dense, signs of momentum (Signum)", {**SIGN, "scheme": "dense"},
+                {"lr": Scale(1e-3, 1.5), "with.momentum": MOMENTA, "weight_decay": DECAY},
+            ),
             "demo": demo("top 16", {"top": 16}),
             "demo signs 0.7%": demo_signs(0.007, workers),
             "demo signs 0.25%": demo_signs(0.0025, workers),
@@ -324,8 +328,9 @@ def in_each_step(title: str, workers: int, decay: float, rivals: bool = False) -
                 {**ADAMW, "scheme": "containers", "with": {"config": "topk_model"}}, DENSE,
             ),
         }  # fmt: skip
-        words = "the same, AdamW's beta1 tuned, too"
-        methods["gradients, beta1"] = replace(methods["gradients"], words=words, knobs=knobs)
+        for name in ("powersgd", "gradients"):
+            one = methods[name]
+            methods[f"{name}, beta1"] = replace(one, words=f"{one.words}, its beta1 tuned, too", knobs=knobs)
     else:
         methods |= {name: preset(name, ADAMW, LR) for name in ("adamw_safe", "adamw_small", "sparseloco", "diloco")}
         rate = Scale(1.12e-2, 1.4)
@@ -334,12 +339,8 @@ def in_each_step(title: str, workers: int, decay: float, rivals: bool = False) -
     if rivals:
         claims += [Claim(f"signs {share}", f"demo signs {share}", 0.0) for share in ("0.7%", "0.25%")]
     seeds = FIVE if rivals else (0, 1, 2)
-    # A search of beta1 took 0 for PowerSGD, at a rate with which two of five seeds were unstable.
-    note = "PowerSGD keeps the beta1 of 0.9: what a search took instead ended higher on the reported seeds."
-    return Contest(
-        title, "gpt", workers, 2000, 500, 20, methods, tuple(claims), ("lr", "beta1", "with.beta1"), seeds,
-        note=note if rivals else "",
-    )  # fmt: skip
+    again = ("lr", "beta1", "with.beta1")
+    return Contest(title, "gpt", workers, 2000, 500, 20, methods, tuple(claims), again, seeds)
 
 
 def from_eight(

@@ -21,6 +21,38 @@ FORM = {"nats": "+.3f", "points": "+.2f"}
 RESULT = {"nats": "loss", "points": "accuracy"}
 PAGE = figure_kit.RESULTS / "arena.md"
 OVERVIEW = figure_kit.RESULTS.parent / "which_preset.md"
+README = figure_kit.ROOT / "README.md"
+LOSSES = {
+    "each-step-2": {
+        "signs 0.7%": "signs of momentum, in each step", "signs 0.25%": "the same",
+        "demo signs 0.7%": "DeMo, its signs coded as ours", "demo signs 0.25%": "the same",
+        "gradients": "the largest 1% of gradients: the wrong preset under AdamW",
+    },
+    "each-step-4": {
+        "signs 0.25%": "signs of momentum, in each step", "adamw_safe": "`adamw_safe`, updates every 4 steps",
+        "adamw_small": "`adamw_small`, updates every 4 steps",
+    },
+    "adamw-8": {
+        "signs 0.7%": "signs of momentum, in each step", "sparseloco 1.6%": "SparseLoCo, indices coded as ours",
+    },
+    "adamw-16": {"signs 0.7%": "signs of momentum, in each step"},
+    "muon-8": {
+        "updates 0.8%": "signs of updates, every 2 steps", "sparseloco 1.6%": "SparseLoCo, indices coded as ours",
+    },
+    "sgd-lstm-4": {
+        "ours 1.9%": "the largest gradients, 4 bits", "ours 1.9%, velocity": "the largest of momentum (`memory: dgc`)",
+        "dense, velocity": "dense, clipped as that is", "powersgd 4": "PowerSGD, rank 4",
+    },
+    "sgd-digits-4": {
+        "ours 1.4%": "the largest gradients, 4 bits", "ours 1.4%, velocity": "the largest of momentum (`memory: dgc`)",
+        "powersgd 4": "PowerSGD, rank 4",
+    },
+}  # fmt: skip
+"""Rows of the README: of which contests, which methods, and words for them."""
+JOBS = {
+    "each-step-2": "GPT, AdamW", "each-step-4": "GPT, AdamW", "adamw-8": "GPT, AdamW", "adamw-16": "GPT, AdamW",
+    "muon-8": "GPT, Muon", "sgd-lstm-4": "LSTM, SGD with momentum", "sgd-digits-4": "ResNet, SGD with momentum",
+}  # fmt: skip
 ABOUT = """\
 # The arena
 
@@ -42,7 +74,10 @@ The jobs: `gpt` (0.61 M parameters; `gpt-large` 2.4 M) and `lstm` (0.36 M) read 
 library, by characters, in windows of 64, 4 of them a worker and step; the loss is on text that they have not seen.
 `resnet` (38 thousand parameters) and `densenet` (60 thousand) see 4,000 digits of MNIST with 14 x 14 pixels, 16 a
 worker and step; `digits`, a ResNet of 1.4 M, sees scikit-learn's 1,437, 4 a worker and step; the accuracy is on 1,000,
-or 360, other digits. The learning rate has a warm-up and then a cosine.
+or 360, other digits. The learning rate has a warm-up and then a cosine. With 2 workers `gpt` reads its text 0.2 times,
+and with 16 workers 1.8 times; in the last tenth of the steps dense's loss falls by 0.010 with 2 workers and by 0.006
+with 8 (one seed), less than it spreads over the seeds. Longer trainings end lower: what a method loses, or gains, after
+so many steps need not be what it does after many more.
 
 The budget of all contests was 40 hours of one core. They have taken {hours:.1f} so far; {retired:.1f} more went into
 trainings that are not of these tables (`retired.jsonl`): grids have grown, knobs were added, and settings were searched
@@ -217,6 +252,27 @@ def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: floa
     return "\n\n".join(part for part in parts if part)
 
 
+def gap_of(contest: Contest, found: Mapping[str, Campaign], name: str, digits: int) -> str:
+    """The mean gap to the contest's reference, and its uncertainty if there are several seeds; empty for itself."""
+    if name == contest.reference:
+        return ""
+    own = gaps(contest, found, name, contest.reference)
+    around = f" ± {uncertainty(own):.{digits}f}" if len(own) > 1 else ""
+    return f"{mean(own):+.{digits}f}{around}"
+
+
+def losses(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, Campaign]]) -> str:
+    """The README's table: rows of ``LOSSES``, as far as they are through."""
+    rows = []
+    for name, methods in LOSSES.items():
+        contest, through = contests[name], found[name]
+        for method, words in methods.items():
+            if {method, contest.reference} <= set(through) and not through[method].at_edge:
+                gap = f"{gap_of(contest, through, method, 2)} {contest.unit}"
+                rows.append([JOBS[name], contest.workers, words, f"{share(through[method]):.2%}", gap])
+    return doc_sections.table(["job", "ranks", "what is sent", "bytes / dense", "worse than dense"], rows)
+
+
 def overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, Campaign]]) -> str:
     """A row for each method of several contests, as far as their references are through."""
     rows = []
@@ -225,10 +281,7 @@ def overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, C
             continue
         for method, one in found[name].items():
             if not one.at_edge:
-                own, form = gaps(contest, found[name], method, contest.reference), FORM[contest.unit]
-                gap = f"{mean(own):{form}}" if method != contest.reference else ""
-                if gap and len(own) > 1:
-                    gap += f" ± {uncertainty(own):{form[1:]}}"
+                gap = gap_of(contest, found[name], method, 3 if contest.unit == "nats" else 2)
                 said = [contest.title, contest.methods[method].words, f"{share(one):.2%}", result(contest, one)]
                 rows.append([*said, gap])
     return doc_sections.table(["contest", "what is sent", "bytes / dense", "loss or accuracy", "gap"], rows)
@@ -248,6 +301,24 @@ def write_overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[
     doc_sections.write(OVERVIEW, "arena", "Under AdamW, tuned", f"{words}\n\n{overview(gpt, found)}")
     words = f"In each step, or as presets of local steps do, {means}nats or points."
     doc_sections.write(OVERVIEW, "arena sgd", "Under SGD with momentum, tuned", f"{words}\n\n{overview(sgd, found)}")
+
+
+def write_losses(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, Campaign]]) -> None:
+    """Writes the README's table."""
+    words = (
+        "Each method has the best settings that a search found for it, dense as well; of presets only the learning "
+        "rate was searched. The jobs are small: a GPT of 0.6 M parameters in 2,000 steps, an LSTM of 0.4 M, a ResNet "
+        "of 1.4 M on digits. A negative number is better than dense; behind ±, how far the mean of 3 to 10 seeds may "
+        "be off to one side, with a confidence of 95%. [docs/results/arena.md](docs/results/arena.md) has all methods, "
+        "their settings, and what is claimed of them."
+    )
+    behind = (
+        "Under DDP, untuned and after equal steps, dense, fp16 and PowerSGD of rank 4 reached a lower loss than "
+        "`recommended`, and PowerSGD of rank 1 a higher one "
+        "([docs/results/benchmarks.md](docs/results/benchmarks.md)). "
+        "[docs/results/presets.md](docs/results/presets.md) has all presets on three jobs."
+    )
+    doc_sections.write(README, "arena", "What you lose", "\n\n".join([words, losses(contests, found), behind]))
 
 
 def write(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> None:

@@ -199,6 +199,17 @@ def test_a_mean_is_as_certain_as_the_seeds_allow():
     assert page.uncertainty([0.3]) == math.inf
 
 
+def test_the_tables_of_the_documents_are_those_of_the_lines(monkeypatch):
+    """``report`` writes the same page, overview and README as are there."""
+    written = {}
+    monkeypatch.setattr(page.doc_sections, "write", lambda *given: written.update({given[:2]: given[3]}))
+    found = {name: arena.done(name) for name in CONTESTS}
+    page.write_overview(CONTESTS, found)
+    page.write_losses(CONTESTS, found)
+    for (path, name), body in written.items():
+        assert body in path.read_text("utf-8"), f"{name} of {path.name}: run python scripts/arena/arena.py report"
+
+
 @pytest.mark.parametrize("name", CONTESTS)
 def test_the_lines_of_the_documents_are_those_that_the_contests_ask_for(name):
     """Lines that no campaign asks for any more are deleted with the change that no longer asks for them."""
