@@ -262,10 +262,10 @@ class Engine(RankState):
     def flushed(self, parameter: Parameter, total: Floats, sent: Floats) -> None:
         """Keeps in the residual what was not sent: ``total - sent``, which is the rounding of a smaller dtype. It is
         computed in ``total``."""
-        assert self.choice is not None
         arrays.subtract_sent(total, None, sent)
         self._memory.residual(parameter.name, total.size, total.dtype, total)[:] = total
-        self.choice.flushed.add(parameter.name)
+        if self.choice is not None:
+            self.choice.flushed.add(parameter.name)
 
     def unsent(self, parameter: Parameter) -> Floats | None:
         """If ``to_flush``: the parameter's residual, for an adapter that adds it to the gradient by itself, and says so
@@ -368,6 +368,19 @@ class Engine(RankState):
         unsent = SparseTensor(values.size, indices, values[indices])
         self._memory.drop([parameter.name])
         return unsent if indices.size else None
+
+    def check_sparse(self, parameter: Parameter, advice: str) -> None:
+        """
+        Raises:
+            ValueError: the parameter has a sparse gradient, and the memory has a momentum, which it would not get. The
+                optimizer of such a job has none.
+        """
+        memory = self.pipeline_of(parameter).config.memory
+        if memory.has_velocity:
+            raise ValueError(
+                f"{parameter.name} has a sparse gradient, and memory is {memory.name!r}, which gives a momentum to "
+                f"dense gradients only: {advice}"
+            )
 
     def takes_sparse(self, parameter: Parameter) -> bool:
         """Whether ``encode_sparse`` can be used: the exchange lets a gradient have a container of its own (not

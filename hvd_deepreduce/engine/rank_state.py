@@ -331,6 +331,8 @@ class RankState:
             known[name].step = step
         self.forget()
         self.failed = False
+        if self.choice is not None:  # a dense step sends what was loaded
+            self.choice.flushed.clear()
 
     def forget(self) -> None:
         """Forgets gradients in flight."""
@@ -380,6 +382,10 @@ class RankState:
         """A copy, on the host, of what was not sent yet of a parameter; None: nothing is kept of it."""
         held = self._memory.held(name)
         return None if held is None else np.array(arrays.to_host(held))
+
+    def drop_residual(self, parameter: Parameter) -> None:
+        """It was sent, and the parameter's next gradients leave none."""
+        self._memory.drop([parameter.name])
 
     def give_back(self, parameter: Parameter, sent: Floats, gradient: Floats) -> None:
         """What was sent of a gradient does not count, nor does ``gradient``: the residual of this parameter, if it has

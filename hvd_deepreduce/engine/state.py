@@ -87,7 +87,8 @@ def check(
             known = isinstance(name, str) and (owner(name, parameters) if key == "residuals" else name in parameters)
             if not known:
                 raise ValueError(
-                    f"the state has a parameter {quoted(name)}, but the model does not: load the state of this model"
+                    f"the state has a parameter {quoted(name)}, but the model does not, or a sharded model has frozen "
+                    "it: load the state of this model, and freeze parameters after that"
                 )
     for name in parameters:
         if name not in state["steps"]:

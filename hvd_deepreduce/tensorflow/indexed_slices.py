@@ -120,6 +120,7 @@ def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps:
             return values, indices
         step, parameter = steps.find(slot, int(number))
         with steps.working(step, "encode", parameter.name):
+            engine.check_sparse(parameter, "give Horovod's optimizer or tape sparse_as_dense=True")
             slot.numel = math.prod(map(int, shape))
             if not _compressed(engine, parameter, slot):
                 unsent = engine.take_unsent(parameter, lambda: bool(np.isfinite(values).all()))

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config, ConfigError
 from hvd_deepreduce.engine import Engine, Parameter, Reducer
 from hvd_deepreduce.engine.dense_or_compressed import Choice
+from hvd_deepreduce.engine.parameter import VELOCITY
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.interface import Pending
@@ -46,6 +48,7 @@ class Where(NamedTuple):
 DDP = Where(
     "DDP's hook", "DDP makes the buckets", "set the size of the buckets by DistributedDataParallel's bucket_cap_mb"
 )
+FSDP = Where("compress_replicas", "each module that fully_shard was applied to makes a bucket", "shard other modules")
 
 
 class Made(NamedTuple):
@@ -57,6 +60,8 @@ class Made(NamedTuple):
         find_unused: whether the ranks tell each other which parameters they have used.
         values: a hash of each parameter's values, where these must be equal on all ranks when they are compared first.
         instead: the lines to write where the optimizer loses accuracy by compression.
+        strided: of ``trained``, those whose gradients are in the order of their memory, which is another one, as in
+            channels_last.
     """
 
     trained: Mapping[str, torch.Tensor]
@@ -64,6 +69,7 @@ class Made(NamedTuple):
     find_unused: bool
     values: Callable[[], Mapping[str, int]] = dict
     instead: str = INSTEAD
+    strided: Mapping[str, torch.Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class Buckets:
         try:
             model = made()
             self._find_unused, self._values = model.find_unused, model.values
-            self._trained = model.trained
+            self._trained, self._strided = model.trained, model.strided
             self._parameter_of = dict(zip(map(id, model.trained.values()), model.parameters, strict=True))
             self.engine = Engine(config, collectives, model.parameters)
             if loaded is not None:
@@ -163,7 +169,33 @@ class Buckets:
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()
-        return {**as_tensors(self.engine.state_dict()), "iteration": self.iteration}
+        state = self.engine.state_dict()
+        residuals = {name: self.in_order(name, one) for name, one in state["residuals"].items()}
+        return {**as_tensors({**state, "residuals": residuals}), "iteration": self.iteration}
+
+    def in_order(self, name: str, residual: Floats, of_memory: bool = False) -> Floats:
+        """A residual, which is in the order of the parameter's memory, in that of its elements, as a saved one is; or
+        the other way round. A velocity has its parameter's."""
+        like = self._strided.get(name.removeprefix(VELOCITY))
+        if like is None or np.shape(residual) != (like.numel(),):
+            return residual
+        given = torch.from_numpy(residual)
+        if not of_memory:
+            return given.as_strided(like.size(), like.stride()).flatten().numpy()
+        ordered = torch.empty_like(given)
+        ordered.as_strided(like.size(), like.stride()).copy_(given.view(like.size()))
+        return ordered.numpy()
+
+    def _in_memory_order(self, state: Any) -> Any:
+        """A state that was read, if it is one, with residuals as the buckets have them."""
+        residuals = state.get("residuals") if isinstance(state, Mapping) and self._strided else None
+        if not isinstance(residuals, Mapping):
+            return state
+        ordered = {
+            name: self.in_order(name, one, of_memory=True) if isinstance(one, np.ndarray) else one
+            for name, one in residuals.items()
+        }
+        return {**state, "residuals": ordered}
 
     def settle(self) -> None:
         """Waits for what was enqueued, on any stream."""
@@ -173,14 +205,17 @@ class Buckets:
         many = reshard is not False and not isinstance(state, Mapping)
         read = list(on_host(state, reshard)) if many else on_host(state)
         first = read[0] if many and read else read
-        if isinstance(first, Mapping) and not first:
-            return  # saved before the first iteration
+        if isinstance(first, Mapping) and not first:  # saved before the first iteration
+            now = self.engine.state_dict()
+            first = read = {**now, "steps": dict.fromkeys(now["steps"], 0), "residuals": {}, "iteration": 0}
+            many = reshard = False
         iteration = first.get("iteration") if isinstance(first, Mapping) else None
         if type(iteration) is not int or iteration < 0:
             raise ValueError(
                 "this is not a state of DeepReduceState or of compress_replicas: load what its state_dict returned"
             )
-        self.engine.load_state_dict(read, reshard=reshard)
+        ordered = list(map(self._in_memory_order, read)) if many else self._in_memory_order(read)
+        self.engine.load_state_dict(ordered, reshard=reshard)
         self.iteration = iteration
 
     def set_config(self, config: Config) -> None:
@@ -358,13 +393,16 @@ class Buckets:
         self,
         parameters: Iterable[Parameter],
         tensors: Iterable[torch.Tensor],
-        parts: Iterable[torch.Tensor],
+        parts: Sequence[torch.Tensor],
         buffer: torch.Tensor,
     ) -> Callable[[], None]:
         failure: Exception | None = None
+        used = list(map(IS_TRAINED, tensors))
+        if self._find_unused:  # the framework drops the results of the others
+            used = self._collectives.set_by_any(torch.stack([part.any() for part in parts]))
         try:
-            for parameter, tensor, part in zip(parameters, tensors, parts, strict=True):
-                if tensor.requires_grad and self.engine.to_flush(parameter):
+            for parameter, by_any, part in zip(parameters, used, parts, strict=True):
+                if by_any and self.engine.to_flush(parameter):
                     flush(self.engine, self._tensors, parameter, part)
         except Exception as error:
             failure = error

@@ -12,6 +12,7 @@ import torch
 
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.tools.recorder import Options, Recorder
+from hvd_deepreduce.torch.tensors import is_sharded
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +69,11 @@ class Capture(Recorder):
             about["config"] = config.to_dict()
         module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         tensors = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        if sharded := [name for name, one in tensors.items() if is_sharded(one)]:
+            raise TypeError(
+                f"parameter {sharded[0]} is sharded, and a capture has whole gradients: record them in a job whose "
+                "model is not sharded, such as one of a smaller model"
+            )
         shapes = {name: tuple(one.shape) for name, one in tensors.items()}
         super().__init__(file, steps, shapes, rank=_rank(), accumulators=accumulators, about=about, **options)
         if self.done:

@@ -228,7 +228,10 @@ class _Checkpointed(ABC, Stateful):
             name = name.rpartition("/")[0]
         like = self.tensors.get(name.removeprefix(VELOCITY))
         if like is None:
-            raise ValueError(f"the checkpoint has a parameter {name}, but the model does not: load that of this model")
+            raise ValueError(
+                f"the checkpoint has a parameter {name}, but the model does not, or it is frozen: load that of this "
+                "model, and freeze parameters after that"
+            )
         if md.size == like.shape and (md.size or section not in _OF_OPTIMIZERS):
             return self._whole(name.removeprefix(VELOCITY), None, md.properties.dtype)
         return torch.zeros(md.size, dtype=md.properties.dtype)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.compression import GradientCompression
@@ -27,7 +28,7 @@ from hvd_deepreduce.torch.discovery import Models
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.tensors import TorchTensors
+from hvd_deepreduce.torch.tensors import TorchTensors, is_dense
 
 HOOK = "model.register_comm_hook(DeepReduceState(config), deepreduce_hook)"
 UNUSABLE = (
@@ -87,6 +88,14 @@ class DeepReduceState(GradientCompression):
         self._engine: Any = _NoEngine(for_buckets(Config.load(config, **settings), start_iter))
         self._buckets: Buckets | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, as of a model for its averages, has the same settings and no state."""
+        return partial(DeepReduceState, start_iter=self.start_iter, timeout=self.timeout), (self.config,)
+
+    def __deepcopy__(self, memo: object) -> Any:
+        made, settings = self.__reduce__()
+        return made(*settings, process_group=self.process_group)
+
     def _change(self, new: Config) -> None:
         new = for_buckets(new, self.start_iter)
         if self._buckets:
@@ -95,11 +104,25 @@ class DeepReduceState(GradientCompression):
             self._engine.config = new
 
     def state_dict(self) -> dict[str, Any]:
-        """As ``DeepReduce.state_dict``; before the first iteration what was loaded, or empty."""
+        """As ``DeepReduce.state_dict``; before the first iteration what was loaded, or empty.
+
+        Raises:
+            RuntimeError: states were loaded with ``reshard``, and the first iteration has yet to divide them.
+        """
         if self._buckets is not None:
             return self._buckets.state_dict()
         state, reshard = self._loaded or ({}, False)
-        return dict(state) if isinstance(state, Mapping) and reshard is False else {}
+        if reshard is not False:
+            raise RuntimeError(
+                "the states of another number of ranks were loaded, and the first iteration will divide them among "
+                "these: save a state after it. Until then, the checkpoint that was loaded is the state of this job"
+            )
+        return dict(state) if isinstance(state, Mapping) else {}
+
+    def residual(self, name: str) -> Floats | None:
+        """As of ``GradientCompression``."""
+        kept = super().residual(name)
+        return kept if kept is None or self._buckets is None else self._buckets.in_order(name, kept)
 
     def _settle(self) -> None:
         if self._buckets is not None:
@@ -165,7 +188,8 @@ def _made(models: Sequence[DistributedDataParallel]) -> Made:
     # In DDP's buckets, a complex number is two real ones.
     real = {name: torch.view_as_real(one) if one.is_complex() else one for name, one in trained.items()}
     # DDP drops the results of parameters that no rank has used with find_unused_parameters.
-    return Made(trained, described(real), any(model.find_unused_parameters for model in models))
+    strided = {name: one for name, one in real.items() if not one.is_contiguous() and is_dense(one)}
+    return Made(trained, described(real), any(model.find_unused_parameters for model in models), strided=strided)
 
 
 class _NoEngine:

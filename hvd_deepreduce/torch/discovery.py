@@ -21,6 +21,10 @@ INSTEAD = (
     'write optimizer = LocalSGD(optimizer, model, "adamw_safe", process_group=torch.distributed.group.WORLD) with the '
     "model itself in place of DistributedDataParallel(model), and optimizer.sync() at the end"
 )
+OF_REPLICAS = (
+    'write compress_replicas(model, mesh["replicate"], "sign_momentum") and the optimizer '
+    "hvd_deepreduce.torch.SignMomentum (docs/using.md)"
+)
 REDUCES = {
     "LocalSGD": (
         "reduces all gradients in each backward pass, while LocalSGD exchanges updates in their place: it would save "
@@ -90,6 +94,17 @@ def look_at_optimizers(engine: Engine, holder: object, ids: Container[int], inst
 def trains(optimizer: Any, ids: Container[int]) -> bool:
     """Whether an optimizer has parameters with these ids."""
     return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Calls a method as long as its object is there, for a hook that Python's garbage collector does not see."""
+    known = weakref.WeakMethod(method)
+
+    def call(*given: object) -> None:
+        if (alive := known()) is not None:
+            alive(*given)
+
+    return call
 
 
 def _look(optimizer: Any, *_: object) -> None:

@@ -302,7 +302,8 @@ class DistributedCollectives(Collectives):
         self._host = self._bulk = self._devices = None
         if dist.is_initialized() and not self._keeps:  # else they end with all others
             for group in groups:
-                dist.destroy_process_group(group)
+                with suppress(ValueError):  # they have ended with others, before the ones that are there now
+                    dist.destroy_process_group(group)
 
 
 def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

@@ -25,22 +25,17 @@ from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch import sharding
-from hvd_deepreduce.torch.bucket_driver import Buckets, GradBucket, Made, Where, advised, for_buckets
-from hvd_deepreduce.torch.discovery import reducing, refuse_reduced, trains
+from hvd_deepreduce.torch.bucket_driver import FSDP, Buckets, GradBucket, Made, advised, for_buckets
+from hvd_deepreduce.torch.discovery import OF_REPLICAS, reducing, refuse_reduced, trains, weakly
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.tensors import TorchTensors, hashes, keep_for_stream
 
-INSTEAD = (
-    'write compress_replicas(model, mesh["replicate"], "sign_momentum") and the optimizer '
-    "hvd_deepreduce.torch.SignMomentum (docs/using.md)"
-)
 UNUSABLE = (
     "No gradient was written, on any rank of this replica. Load a checkpoint on all ranks, close() what "
     "compress_replicas has returned, and call it again"
 )
-WHERE = Where("compress_replicas", "each module that fully_shard was applied to makes a bucket", "shard other modules")
 
 
 class Replicas(GradientCompression):
@@ -57,8 +52,7 @@ class Replicas(GradientCompression):
         trained = {name: one for name, one in self._tensors.items() if sharding.size(one)}
         refuse_reduced(trained.values(), "it is called again")
         sharding.check_replicas(model, trained, group)
-        # In the order of the backward pass.
-        self._units = sharding.units(model, trained, self._whole)[::-1]
+        self._units = sharding.units(model, trained, self._whole)[::-1]  # in the order of the backward pass
         self._known = set(map(id, trained.values()))
         limit, mates = None if timeout is None else timeout.total_seconds(), sharding.ranks(trained)
         Rendezvous("compress_replicas", mates, limit).meet(mates)
@@ -69,20 +63,21 @@ class Replicas(GradientCompression):
         used = collectives.size() > 1 or usable.has_velocity
         devices = [tensors.device(one) for one in local.values() if used]
         self._compilation = Compilation(usable, tensors, devices, dist.get_rank() == 0)
-        made = Made(trained, described(local), find_unused, lambda: hashes(sharding.local(trained)), INSTEAD)
+        made = Made(trained, described(local), find_unused, lambda: hashes(sharding.local(trained)), OF_REPLICAS)
         self._buckets = Buckets(usable, collectives, tensors, 0, lambda: made, None)
         self._engine, self._fsdp = self._buckets.engine, model._get_fsdp_state()
         self._failure: Exception | None = None
         self._come: set[int] = set()  # ids of the parameters whose gradients have come
+        self._ending = False  # whether ``_end`` is queued
         self._begun: list[tuple[GradBucket, torch.futures.Future[torch.Tensor]]] = []
         # The model keeps this object: without it, the replicas would part in silence.
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._check_parameters, prepend=True),
-            register_optimizer_step_pre_hook(self._check_optimizer),
+            sharding.when_backward_begins(model, self._backward_begins),
+            register_optimizer_step_pre_hook(weakly(self._check_optimizer)),
         ]
-        for one in trained.values():
-            handle = one.register_post_accumulate_grad_hook(self._gradient_came)  # type: ignore[no-untyped-call]
-            self._handles.append(handle)
+        came = weakly(self._gradient_came)
+        self._handles += [one.register_post_accumulate_grad_hook(came) for one in trained.values()]  # type: ignore
         reducing[self] = self._known
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,7 +96,7 @@ class Replicas(GradientCompression):
 
     def _usable(self, config: Config) -> Config:
         """With scope ``model``, all parameters are in one bucket, or two under tensor parallelism."""
-        return for_buckets(Config.load(config, scope="bucket") if self._whole else config, 0, WHERE)
+        return for_buckets(Config.load(config, scope="bucket") if self._whole else config, 0, FSDP)
 
     def close(self) -> None:
         reducing.pop(self, None)
@@ -135,12 +130,17 @@ class Replicas(GradientCompression):
                 "gradients: call its step() after backward()"
             )
 
+    def _backward_begins(self, _: torch.Tensor) -> None:
+        """``_end`` is to run after it, and not after that of a checkpointed part, which is one of its own."""
+        if self._fsdp._state_ctx.is_last_backward and not self._ending:  # PyTorch has no public call for it
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            self._ending = True
+
     def _gradient_came(self, tensor: torch.Tensor) -> None:
         """FSDP has added a gradient to a shard's."""
-        if not self._fsdp._state_ctx.is_last_backward:  # PyTorch has no public call for it
+        if not self._fsdp._state_ctx.is_last_backward:
             return
-        if not self._come:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self._backward_begins(tensor)  # of a part that was called alone
         self._come.add(id(tensor))
         while self._failure is None and len(self._begun) < len(self._units) - 1:  # the last one is begun by ``_end``
             unit = self._units[len(self._begun)]
@@ -160,6 +160,9 @@ class Replicas(GradientCompression):
     def _end(self) -> None:
         """The backward pass is over, and FSDP has ended its own part: waits for the means, and writes them once all
         ranks of this replica have theirs."""
+        self._ending = False
+        if not self._come:
+            return  # torch.autograd.grad asked for others
         try:
             if self._failure is None:
                 self._wait()
@@ -184,7 +187,7 @@ class Replicas(GradientCompression):
         """Begins what was not begun, and waits for all buckets."""
         while len(self._begun) < len(self._units):
             unit = self._units[len(self._begun)]
-            late = (one for one in unit if one.requires_grad and id(one) not in self._come)
+            late = [one for one in unit if one.requires_grad and id(one) not in self._come]
             missing = [self._buckets.parameter_of(one).name for one in late]
             failure = None
             if missing and not self._find_unused:

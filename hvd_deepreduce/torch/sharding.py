@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.rendezvous import Rendezvous, ranks_of
@@ -124,6 +125,11 @@ def check_replicas(
         )
     if not shards:
         raise ValueError("this rank has no shard of a parameter that needs gradients: there is nothing to exchange")
+    if odd := [name for name, one in shards.items() if not one.is_floating_point()]:
+        raise TypeError(
+            f"parameter {odd[0]} is {shards[odd[0]].dtype}, and {call} exchanges floating-point parameters: make it a "
+            "real one with torch.view_as_real, or freeze it"
+        )
     if any(one.to_local().is_meta for one in shards.values()):
         raise ValueError(f"the model has no values yet (device meta): call {call} after to_empty and init")
     for module in modules:
@@ -171,6 +177,17 @@ def size(tensor: torch.Tensor) -> int:
 def local(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """This rank's shards."""
     return {name: own(one) for name, one in tensors.items()}
+
+
+def when_backward_begins(model: torch.nn.Module, call: Callable[[torch.Tensor], None]) -> Any:
+    """Calls at the beginning of each backward pass from the model's results. Returns what removes it."""
+
+    def watch(*given: Any) -> None:
+        for one in tree_leaves(given[-1]):
+            if isinstance(one, torch.Tensor) and one.requires_grad:
+                one.register_hook(call)  # type: ignore[no-untyped-call]
+
+    return model.register_forward_hook(watch)
 
 
 def gradient(tensor: DTensor) -> torch.Tensor:

@@ -84,6 +84,9 @@ class SparseGradients:
         Horovod shows only the ranks' sum."""
         self._engine.begin_step()
         parameter = self._owners.of[id(tensor)]
+        self._engine.check_sparse(
+            parameter, "make the layer with sparse=False, or give hvd.DistributedOptimizer sparse_as_dense=True"
+        )
         if self._sends(tensor) and gradient.is_floating_point():
             if self._compresses(parameter, gradient):
                 gradient = tensor.grad = self._start(parameter, gradient)

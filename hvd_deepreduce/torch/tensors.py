@@ -216,6 +216,12 @@ class TorchTensors(Tensors[torch.Tensor]):
         return torch.from_numpy(array) if isinstance(array, np.ndarray) else from_dlpack(array)
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements are in consecutive places of memory, in any order of its dimensions."""
+    ends = ((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return 1 + sum(ends) == tensor.numel()
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor, whose class takes a second to import."""
     return hasattr(tensor, "to_local")
@@ -227,8 +233,9 @@ def own(tensor: torch.Tensor) -> torch.Tensor:
     return detached.to_local() if is_sharded(detached) else detached  # type: ignore[attr-defined]
 
 
-def flush(engine: Engine, tensors: TorchTensors, parameter: Parameter, gradient: torch.Tensor) -> None:
-    """Adds the parameter's residual to a gradient that is sent dense (``Engine.to_flush``)."""
+def flush(engine: Engine, tensors: TorchTensors, parameter: Parameter, gradient: torch.Tensor) -> bool:
+    """Adds the parameter's residual to a gradient that is sent dense (``Engine.to_flush``). Returns whether it did: not
+    if one of them is not finite, or their sum in the gradient's dtype."""
     with tensors.stream(tensors.device(gradient)):
         total = engine.flush(parameter, tensors.flat(gradient))
         if total is not None:
@@ -236,8 +243,9 @@ def flush(engine: Engine, tensors: TorchTensors, parameter: Parameter, gradient:
             tensors.write(gradient, total)
             if bool(torch.isfinite(gradient).all()):
                 engine.flushed(parameter, total, tensors.flat(gradient))
-            else:  # too large for a small dtype
-                gradient.copy_(before)
+                return True
+            gradient.copy_(before)
+    return False
 
 
 def as_tensors(state: Mapping[str, Any]) -> dict[str, Any]:

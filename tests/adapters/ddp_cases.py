@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import re
 import sys
 import threading
@@ -349,6 +350,66 @@ def unused_parameters_keep_their_residuals():
 
 
 @case
+def parameters_that_are_unused_in_a_dense_step_keep_their_residuals():
+    """In the first dense step of mode auto, all other residuals are sent."""
+    job = DDPJob({**LOSSY, "mode": "auto"}, model=Branches(), find_unused_parameters=True)
+
+    def step(use):
+        job.called.zero_grad()
+        job.called(torch.ones(8, 20), use).square().mean().backward()
+        return [float(np.abs(one).sum()) for one in job.residuals()]
+
+    kept = [step([0, 1, 2, 3]) for _ in range(dense_or_compressed.WARM_UP)][-1]
+    assert not job.engine.choice.dense and all(kept)
+    for use, waiting in (([0, 1], {2, 3}), ([0], {2, 3}), ([0, 2], {3})):
+        now = step(use)
+        assert job.engine.choice.dense
+        assert {at // 2 for at, one in enumerate(now) if one} == waiting
+        assert all(one in (0, before) for one, before in zip(now, kept, strict=True))
+
+
+@case
+def residuals_are_saved_in_the_order_of_elements():
+    """DDP's buckets have the order of memory, which another one of the model may not have."""
+
+    def made(layout):
+        torch.manual_seed(0)
+        layers = nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3)
+        model = nn.Sequential(*layers).to(memory_format=layout)
+        config = {"sparsifier": {"name": "topk", "density": 0.3}, "value": "raw", "selection": "tensor"}
+        return DDPJob(config, model=model, cap=25)
+
+    def step(job, number):
+        generator = torch.Generator().manual_seed(10 * number + dist.get_rank())
+        job.called.zero_grad()
+        job.called(torch.randn(8, 4, 8, 8, generator=generator)).square().mean().backward()
+        job.apply()
+
+    plain, last = made(torch.contiguous_format), made(torch.channels_last)
+    step(plain, 0), step(last, 0)
+    saved = last.compression.state_dict()
+    for name, expected in plain.compression.state_dict()["residuals"].items():
+        assert expected.any() and not expected.all()
+        torch.testing.assert_close(saved["residuals"][name], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(last.compression.residual(name), saved["residuals"][name])
+    for many in (False, True):
+        last.compression.load_state_dict(gathered(saved) if many else saved, reshard=many)
+        for name, expected in saved["residuals"].items():
+            assert torch.equal(last.compression.state_dict()["residuals"][name], expected), (name, many)
+
+
+@case
+def copies_have_the_settings_and_no_state():
+    """As AveragedModel makes one, of a model with the hook."""
+    job = DDPJob(LOSSY, start_iter=1).run(2)
+    job.called._comm_hooks[:] = [(ddp.deepreduce_hook, job.compression)]
+    averaged = torch.optim.swa_utils.AveragedModel(job.called)
+    (_, copied), = averaged.module._comm_hooks
+    for one in (copied, pickle.loads(pickle.dumps(job.compression))):
+        assert one.config == job.compression.config and one.start_iter == 1 and one.state_dict() == {}
+
+
+@case
 def the_exchange_runs_during_the_backward_pass():
     ended = []
 
@@ -454,6 +515,7 @@ def a_resumed_run_equals_an_unbroken_one():
     dense sums, depend on that division, which DDP changes after the first iteration of a model."""
     for selection, start_iter in (("tensor", 0), ("tensor", 2), ("scope", 4)):
         job = DDPJob({**LOSSY, "selection": selection}, start_iter=start_iter)
+        begin = job.saved()
         assert job.compression.state_dict() == {}
         saved = job.run(3).saved()
         finals = [[job.run(3, 6).flat(), *job.residuals()]]
@@ -466,6 +528,11 @@ def a_resumed_run_equals_an_unbroken_one():
         job.check_same()
         assert all(np.array_equal(*pair) for pair in zip(*finals, strict=True))
         assert job.compression.state_dict()["iteration"] == 6
+        job.load(begin)
+        assert job.compression.state_dict()["iteration"] == 0 and not job.compression.state_dict()["residuals"]
+        if selection == "tensor":
+            for own, expected in zip(job.run(3).saved()[0], saved[0], strict=True):
+                torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
 
 
 @case
@@ -479,7 +546,8 @@ def states_of_another_number_of_ranks():
         torch.testing.assert_close(sum(gathered(own)), expected, rtol=1e-5, atol=1e-6)
     later = DDPJob(LOSSY)
     later.compression.load_state_dict(iter(many), reshard="mean")
-    assert later.compression.state_dict() == {}
+    with pytest.raises(RuntimeError, match="the first iteration will divide them among these: save a state after it"):
+        later.compression.state_dict()
     later.run(1).check_same()
     assert later.compression.state_dict()["iteration"] == 5
 

@@ -5,9 +5,12 @@ torchrun --standalone --nproc-per-node 4 tests/adapters/fsdp_cases.py [CASE ...]
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from unittest import TestCase
 
 import pytest
@@ -15,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -25,6 +28,7 @@ from hvd_deepreduce import ConfigError
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.engine.dense_or_compressed import WARM_UP
 from hvd_deepreduce.torch import SignMomentum, ddp, fsdp
+from hvd_deepreduce.torch.capture import Capture
 from hvd_deepreduce.torch.checkpoint import checkpointed
 from hvd_deepreduce.torch.fsdp import compress_replicas
 from tests.adapters.common import LOSSLESS, LOSSY
@@ -229,6 +233,42 @@ def what_fsdp_offers():
         width = {8: torch.float64}.get(dtype.itemsize, torch.float32)
         assert {one.dtype for one in job.residuals().values()} == {width}
         job.check_same()
+
+
+@case
+def checkpointed_parts_with_a_backward_pass_of_their_own():
+    """A step of each is one, whose momentum is applied once; without the parts that no rank uses, too."""
+    made = partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.REENTRANT)
+    config = {**LOSSY, "scope": "bucket", "memory": "dgc"}
+    for options, how in (({}, {}), ({"find_unused_parameters": True}, {"used": [0, 2]})):
+        runs = []
+        for wrap in (None, made):
+            job = Job(config, wrap=wrap, **options)
+            for step in range(4):
+                job.step(step, **how)
+            assert job.replicas.stats()["total"]["steps"] == 4
+            runs.append(job.whole())
+        torch.testing.assert_close(*runs, rtol=1e-4, atol=1e-6)
+
+
+@case
+def gradients_of_other_tensors_exchange_nothing():
+    job = Job(LOSSY)
+    x = torch.ones(1, requires_grad=True)
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    torch.autograd.grad((job.model(tokens) * x).sum(), x)
+    assert job.replicas.stats()["total"]["steps"] == 0
+    job.run(2).check_same()
+    assert job.replicas.stats()["total"]["steps"] == 2
+
+
+@case
+def a_model_that_is_dropped_is_freed():
+    job = Job(LOSSY).run(1)
+    known = weakref.ref(job.replicas)
+    del job
+    gc.collect()
+    assert known() is None
 
 
 @case
@@ -452,6 +492,11 @@ def what_cannot_work_is_an_error():
     frozen = fully_shard(nn.Linear(8, 8).requires_grad_(False), mesh=mesh["shard"])
     with pytest.raises(ValueError, match="nothing to exchange"):
         compress_replicas(frozen, mesh["replicate"])
+    pairs = fully_shard(nn.Linear(8, 8).to(torch.complex64), mesh=mesh["shard"])
+    with pytest.raises(TypeError, match="weight is torch.complex64, and compress_replicas exchanges floating-point"):
+        compress_replicas(pairs, mesh["replicate"])
+    with pytest.raises(TypeError, match="parameter weight is sharded, and a capture has whole gradients"):
+        Capture(model, "unused.npz", (0,))
     for config, match in (
         ("adamw_safe", "compress_replicas exchanges gradients"),
         ({**LOSSY, "scope": "bucket", "exchange": "topk_allgather"}, "compress_replicas has 'allgather'"),

@@ -642,6 +642,10 @@ def indexed_slices_equal_the_pipeline_run_by_hand():
             ours = tf.convert_to_tensor(tf.IndexedSlices(one.values, one.indices, (50, 8))).numpy().reshape(-1)
             np.testing.assert_allclose(ours, total, rtol=1e-6)
         compression.set_config(config)
+    momentum = DeepReduce({**ROWS, "memory": "dgc"})
+    with pytest.raises(tf.errors.OpError, match="has a sparse gradient, and memory is 'dgc'.*sparse_as_dense=True"):
+        reducing(made, momentum, loss, graph)(*map(tf.constant, given(0, hvd.rank())))
+    momentum.close()
     # A container that was damaged is an error on all ranks, and nothing else is lost.
     engine, encode = compression._engine, compression._engine.pipeline.encode_sparse
     rows = given(4, hvd.rank())

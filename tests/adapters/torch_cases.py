@@ -438,6 +438,30 @@ def sparse_gradients_as_dense_and_as_they_are():
 
 
 @case
+def sparse_gradients_have_no_momentum():
+    for memory, config in (("dgc", {**LOSSY, "memory": "dgc"}), ("scaled_momentum", "sign_momentum")):
+        model, said = Tables(), rf"weight has a sparse gradient, and memory is '{memory}'.*sparse_as_dense"
+        with DeepReduce(model, config) as compression, pytest.raises(ValueError, match=said):
+            train_tables(compression, model)
+
+
+@case
+def what_waits_is_sent_with_gradients_that_are_too_small_from_now_on():
+    job = HorovodJob({**LOSSY, "scope": "bucket"}).run(3)
+    waiting = job.compression.state_dict()["residuals"]
+    job.compression.set_config(scope="tensor", min_elements=10**6)
+    plain = HorovodJob(None)
+    plain.model.load_state_dict(job.model.state_dict())
+    for step, sums in ((3, 1), (4, 0)):
+        for (name, _), own, expected in zip(
+            job.model.named_parameters(), job.reduced(step), plain.reduced(step), strict=True
+        ):
+            mean = sum(hvd.allgather_object(waiting[name].numpy())) / hvd.size()
+            np.testing.assert_allclose(own, expected + sums * mean, rtol=1e-3, atol=1e-5)
+    assert not job.compression.state_dict()["residuals"]
+
+
+@case
 def sparse_gradients_are_compressed():
     """Fewer bytes than Horovod's own, with feedback, and a job that is resumed goes on as it would have."""
     some = {"sparsifier": {"name": "topk", "density": 0.3, "density_of": "nonzeros"}}

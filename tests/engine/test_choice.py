@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 
 from hvd_deepreduce import Config, ConfigError
-from hvd_deepreduce.engine import dense_or_compressed, step_check
+from hvd_deepreduce.engine import Engine, Parameter, dense_or_compressed, step_check
 from hvd_deepreduce.engine.dense_or_compressed import AGAIN, BLOCK, BLOCKS, WARM_UP, Choice
+from tests.engine.numpy_adapter import Job, ThreadCollectives
 
 TRIAL = BLOCK * BLOCKS
 
@@ -24,6 +26,20 @@ def run(ranks, steps, seconds):
         for one in ranks:
             one.tally(heard.dense, heard.compressed, len(ranks))
     return kinds
+
+
+def test_a_state_that_is_loaded_in_dense_steps_is_sent_in_the_next_one():
+    one = Parameter("a", 0, (4,), "float32")
+    engine = Engine(Config.load({"mode": "auto", "min_elements": 0}), ThreadCollectives(Job(1), 0), [one])
+    engine.choice = Choice(dense=True)
+    parameter, state = engine.parameters["a"], engine.state_dict()
+    state["residuals"] = {"a": np.ones(4, np.float32)}
+    for _ in range(2):
+        engine.load_state_dict(state)
+        assert engine.to_flush(parameter)
+        total = engine.flush(parameter, np.zeros(4, np.float32))
+        engine.flushed(parameter, total, total.copy())
+        assert not engine.to_flush(parameter)
 
 
 @pytest.mark.parametrize("dense", [0.010, 0.030])
