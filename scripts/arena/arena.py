@@ -119,7 +119,8 @@ def replayed(contest: Contest, name: str, known: dict[str, Line]) -> tuple[Campa
     for the contest whose settings it takes."""
     given = None
     if contest.settings_of:
-        given = replayed(CONTESTS[contest.settings_of], name, lines_of(contest.settings_of))[0]
+        same = name.partition(",")[0]
+        given = replayed(CONTESTS[contest.settings_of], same, lines_of(contest.settings_of))[0]
         if not given:
             return None, []
     steps = campaign(contest, name, given)

@@ -35,7 +35,10 @@ LOSSES = {
     "adamw-8": {
         "signs 0.7%": "signs of momentum, in each step", "sparseloco 1.6%": "SparseLoCo, indices coded as ours",
     },
-    "adamw-16": {"signs 0.7%": "signs of momentum, in each step"},
+    "adamw-16": {
+        "signs 0.7%": "signs of momentum, in each step",
+        "signs 0.7%, in phases": "the same by `exchange: reduce_scatter`",
+    },
     "muon-8": {
         "updates 0.8%": "signs of updates, every 2 steps", "sparseloco 1.6%": "SparseLoCo, indices coded as ours",
     },
