@@ -27,6 +27,7 @@ from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.tensors import IS_TRAINED, TorchTensors, as_tensors, flush, keep_for_stream, on_host
 from hvd_deepreduce.wire.standalone import ContainerError
 
+FLOATS = tuple(map(np.dtype, (np.float32, np.float64)))
 Loaded = tuple[State, Reshard]
 """What ``load_state_dict`` was given."""
 
@@ -183,7 +184,7 @@ class Buckets:
         if not of_memory:
             return given.as_strided(like.size(), like.stride()).flatten().numpy()
         ordered = torch.empty_like(given)
-        ordered.as_strided(like.size(), like.stride()).copy_(given.view(like.size()))
+        ordered.as_strided(like.size(), like.stride()).copy_(given.reshape(like.size()))
         return ordered.numpy()
 
     def _in_memory_order(self, state: Any) -> Any:
@@ -192,7 +193,7 @@ class Buckets:
         if not isinstance(residuals, Mapping):
             return state
         ordered = {
-            name: self.in_order(name, one, of_memory=True) if isinstance(one, np.ndarray) else one
+            name: self.in_order(name, one, of_memory=True) if getattr(one, "dtype", None) in FLOATS else one
             for name, one in residuals.items()
         }
         return {**state, "residuals": ordered}

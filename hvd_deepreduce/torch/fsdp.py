@@ -112,6 +112,8 @@ class Replicas(GradientCompression):
         """Raises ``RuntimeError`` if gradients of a parameter would not come here; or the error of an earlier step."""
         if not torch.is_grad_enabled():
             return
+        if not self._come and torch._C._current_graph_task_id() == -1:  # no backward pass is under way
+            self._ending = False  # the last one has failed at its beginning
         if self._failure is not None:
             raise self._failure
         trained = [one for one in model.parameters() if isinstance(one, DTensor) and one.requires_grad]
