@@ -69,7 +69,9 @@ LOST = {
         "recommended": 28.5, "topk_model": 28.5, "fast": 26.67, "small": 30.67, "smallest": 33.5, "qsgd": 1.5,
         "adamw_safe": 1.17, "adamw_small": 0.17, "qsparse_local": -0.5, "diloco": 2.33, "streaming_diloco": -0.17,
     },
-    "longer": {"adamw_safe": 0.022, "adamw_small": 0.032, "sparseloco": 0.280, "diloco": 0.291},
+    "longer": {
+        "adamw_safe": 0.022, "adamw_small": 0.032, "sparseloco": 0.280, "diloco": 0.291, "sign_momentum": -0.010,
+    },
 }  # fmt: skip
 """By job and preset: dense's result less the preset's, or the preset's loss less dense's; negative: it was better."""
 
