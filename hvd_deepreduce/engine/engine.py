@@ -242,9 +242,14 @@ class Engine(RankState):
             raise MismatchError(step_check.left_behind(1))
         return dense
 
-    def to_flush(self, parameter: Parameter) -> bool:
-        """Whether the parameter's gradient of this step is dense, and there is a residual to be added to it."""
-        return self.unsent(parameter) is not None
+    def to_flush(self, parameter: Parameter, small: bool = False) -> bool:
+        """Whether the parameter's gradient of this step is dense, and there is a residual to be added to it.
+
+        Args:
+            small: whether its gradients are too small to be compressed; it may have a residual from before the settings
+                were changed.
+        """
+        return self.unsent(parameter) is not None or (small and self._memory.held(parameter.name) is not None)
 
     def flush(self, parameter: Parameter, gradient: Floats) -> Floats | None:
         """If ``to_flush``: the sum of a gradient that the framework reduces and of its residual, for ``flushed``. None:
@@ -262,10 +267,12 @@ class Engine(RankState):
     def flushed(self, parameter: Parameter, total: Floats, sent: Floats) -> None:
         """Keeps in the residual what was not sent: ``total - sent``, which is the rounding of a smaller dtype. It is
         computed in ``total``."""
+        if self.choice is None or not self.choice.dense:  # the next ones of a small parameter leave no residual
+            self._memory.drop([parameter.name])
+            return
         arrays.subtract_sent(total, None, sent)
         self._memory.residual(parameter.name, total.size, total.dtype, total)[:] = total
-        if self.choice is not None:
-            self.choice.flushed.add(parameter.name)
+        self.choice.flushed.add(parameter.name)
 
     def unsent(self, parameter: Parameter) -> Floats | None:
         """If ``to_flush``: the parameter's residual, for an adapter that adds it to the gradient by itself, and says so

@@ -383,10 +383,6 @@ class RankState:
         held = self._memory.held(name)
         return None if held is None else np.array(arrays.to_host(held))
 
-    def drop_residual(self, parameter: Parameter) -> None:
-        """It was sent, and the parameter's next gradients leave none."""
-        self._memory.drop([parameter.name])
-
     def give_back(self, parameter: Parameter, sent: Floats, gradient: Floats) -> None:
         """What was sent of a gradient does not count, nor does ``gradient``: the residual of this parameter, if it has
         one, becomes what it was before, if that is the gradient, or what it would be without sending, if it is zero."""

@@ -189,7 +189,7 @@ class Replicas(GradientCompression):
         """Begins what was not begun, and waits for all buckets."""
         while len(self._begun) < len(self._units):
             unit = self._units[len(self._begun)]
-            late = [one for one in unit if one.requires_grad and id(one) not in self._come]
+            late = (one for one in unit if one.requires_grad and id(one) not in self._come)
             missing = [self._buckets.parameter_of(one).name for one in late]
             failure = None
             if missing and not self._find_unused:

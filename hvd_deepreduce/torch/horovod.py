@@ -109,7 +109,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._sparse = SparseGradients(self._engine, owners, self._optimizers, self._is_small, self._check_step)
         # In scope ``tensor``: the names of those that are too small to be compressed, under the engine's generation.
         self._small: frozenset[str] = frozenset()
-        self._left: set[str] = set()  # of these, with a residual from before the settings were changed
         self._small_in = -1
         # The parameters that Horovod reduces, and by what they were found: these are asked for at each step.
         self._reduced: set[str] = set()
@@ -215,11 +214,8 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
             self._check_step(whole)
             whole = parameter.name in self._small or (engine.choice is not None and engine.dense)
         if whole:
-            left = parameter.name in self._left
-            if (left or engine.to_flush(parameter)) and not resting:
-                if flush(engine, self._tensors, parameter, tensor) and left:
-                    self._left.remove(parameter.name)
-                    engine.drop_residual(parameter)
+            if engine.to_flush(parameter, small=parameter.name in self._small) and not resting:
+                flush(engine, self._tensors, parameter, tensor)
             sent, copied = uncompressed(tensor)
             engine.count_allreduce(sent.numel() * sent.element_size(), dense_bytes)
             return sent, copied
@@ -327,7 +323,6 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         """Finds the parameters whose gradients are sent uncompressed."""
         tensors, engine = self._owners.tensors, self._engine
         self._small = frozenset(filter(lambda name: self._is_small(engine.parameters[name]), tensors))
-        self._left = {name for name in self._small if engine.residual_of(name) is not None}
         self._small_in = engine.generation
 
     def _is_small(self, parameter: Parameter) -> bool:

@@ -233,9 +233,8 @@ def own(tensor: torch.Tensor) -> torch.Tensor:
     return detached.to_local() if is_sharded(detached) else detached  # type: ignore[attr-defined]
 
 
-def flush(engine: Engine, tensors: TorchTensors, parameter: Parameter, gradient: torch.Tensor) -> bool:
-    """Adds the parameter's residual to a gradient that is sent dense (``Engine.to_flush``). Returns whether it did: not
-    if one of them is not finite, or their sum in the gradient's dtype."""
+def flush(engine: Engine, tensors: TorchTensors, parameter: Parameter, gradient: torch.Tensor) -> None:
+    """Adds the parameter's residual to a gradient that is sent dense (``Engine.to_flush``)."""
     with tensors.stream(tensors.device(gradient)):
         total = engine.flush(parameter, tensors.flat(gradient))
         if total is not None:
@@ -243,9 +242,8 @@ def flush(engine: Engine, tensors: TorchTensors, parameter: Parameter, gradient:
             tensors.write(gradient, total)
             if bool(torch.isfinite(gradient).all()):
                 engine.flushed(parameter, total, tensors.flat(gradient))
-                return True
-            gradient.copy_(before)
-    return False
+            else:  # too large for a small dtype
+                gradient.copy_(before)
 
 
 def as_tensors(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,8 @@ def run_all(names: Iterable[str], processes: int, minutes: float, methods: Seque
         methods: those that are trained; none: all.
     """
     end = time.monotonic() + 60 * minutes
-    known, retired = {name: lines_of(name) for name in names}, lines_of(RETIRED)
+    known = {name: lines_of(name) for name in names}
+    retired = {key: line for key, line in lines_of(RETIRED).items() if "reason" not in line}
     running: dict[Future[Line], tuple[str, Wanted]] = {}
     FOLDER.mkdir(parents=True, exist_ok=True)
 
@@ -207,11 +208,10 @@ def run_all(names: Iterable[str], processes: int, minutes: float, methods: Seque
                         yield name, one
 
     def begun(pool: ProcessPoolExecutor, one: Wanted) -> Future[Line]:
-        line = retired.get(one.key, {"reason": "it was never trained"})
-        if "reason" in line:
+        if one.key not in retired:
             return pool.submit(_trained, one)
         future: Future[Line] = Future()
-        future.set_result({key: value for key, value in line.items() if key != "contest"})
+        future.set_result({key: value for key, value in retired[one.key].items() if key != "contest"})
         return future
 
     with ProcessPoolExecutor(processes) as pool:

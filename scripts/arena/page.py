@@ -23,39 +23,35 @@ PAGE = figure_kit.RESULTS / "arena.md"
 OVERVIEW = figure_kit.RESULTS.parent / "which_preset.md"
 README = figure_kit.ROOT / "README.md"
 LOSSES = {
-    "each-step-2": {
+    "each-step-2": ("GPT, AdamW", {
         "signs 0.7%": "signs of momentum, in each step", "signs 0.25%": "the same",
         "demo signs 0.7%": "DeMo, its signs coded as ours", "demo signs 0.25%": "the same",
         "gradients": "the largest 1% of gradients: the wrong preset under AdamW",
-    },
-    "each-step-4": {
+    }),
+    "each-step-4": ("GPT, AdamW", {
         "signs 0.25%": "signs of momentum, in each step", "adamw_safe": "`adamw_safe`, updates every 4 steps",
         "adamw_small": "`adamw_small`, updates every 4 steps",
-    },
-    "adamw-8": {
+    }),
+    "adamw-8": ("GPT, AdamW", {
         "signs 0.7%": "signs of momentum, in each step", "sparseloco 1.6%": "SparseLoCo, indices coded as ours",
-    },
-    "adamw-16": {
+    }),
+    "adamw-16": ("GPT, AdamW", {
         "signs 0.7%": "signs of momentum, in each step",
         "signs 0.7%, in phases": "the same by `exchange: reduce_scatter`",
-    },
-    "muon-8": {
+    }),
+    "muon-8": ("GPT, Muon", {
         "updates 0.8%": "signs of updates, every 2 steps", "sparseloco 1.6%": "SparseLoCo, indices coded as ours",
-    },
-    "sgd-lstm-4": {
+    }),
+    "sgd-lstm-4": ("LSTM, SGD with momentum", {
         "ours 1.9%": "the largest gradients, 4 bits", "ours 1.9%, velocity": "the largest of momentum (`memory: dgc`)",
         "dense, velocity": "dense, clipped as that is", "powersgd 4": "PowerSGD, rank 4",
-    },
-    "sgd-digits-4": {
+    }),
+    "sgd-digits-4": ("ResNet, SGD with momentum", {
         "ours 1.4%": "the largest gradients, 4 bits", "ours 1.4%, velocity": "the largest of momentum (`memory: dgc`)",
         "powersgd 4": "PowerSGD, rank 4",
-    },
+    }),
 }  # fmt: skip
-"""Rows of the README: of which contests, which methods, and words for them."""
-JOBS = {
-    "each-step-2": "GPT, AdamW", "each-step-4": "GPT, AdamW", "adamw-8": "GPT, AdamW", "adamw-16": "GPT, AdamW",
-    "muon-8": "GPT, Muon", "sgd-lstm-4": "LSTM, SGD with momentum", "sgd-digits-4": "ResNet, SGD with momentum",
-}  # fmt: skip
+"""Rows of the README: of which contests, words for the job, which methods, and words for these."""
 ABOUT = """\
 # The arena
 
@@ -267,12 +263,12 @@ def gap_of(contest: Contest, found: Mapping[str, Campaign], name: str, digits: i
 def losses(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, Campaign]]) -> str:
     """The README's table: rows of ``LOSSES``, as far as they are through."""
     rows = []
-    for name, methods in LOSSES.items():
+    for name, (job, methods) in LOSSES.items():
         contest, through = contests[name], found[name]
         for method, words in methods.items():
             if {method, contest.reference} <= set(through) and not through[method].at_edge:
                 gap = f"{gap_of(contest, through, method, 2)} {contest.unit}"
-                rows.append([JOBS[name], contest.workers, words, f"{share(through[method]):.2%}", gap])
+                rows.append([job, contest.workers, words, f"{share(through[method]):.2%}", gap])
     return doc_sections.table(["job", "ranks", "what is sent", "bytes / dense", "worse than dense"], rows)
 
 
