@@ -3,6 +3,7 @@ optimizers that exchange gradients or parameters themselves."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -78,16 +79,20 @@ _watching: weakref.WeakKeyDictionary[Engine, Watched] = weakref.WeakKeyDictionar
 optimizers that they have seen, whether these train their parameters. An engine may outlive its model, and another
 model's parameters may then have the same ids. Parameters with weak references of their own could not be swapped, as
 PyTorch does when it moves a sharded model."""
-_hooked: list[Any] = []
-"""The one hook of all engines; it goes with the last of them."""
+
+
+@functools.cache
+def _hook() -> None:
+    """One hook for all engines. It stays: one that is removed while an optimizer calls its hooks, by one of them or as
+    garbage is collected, breaks off the step."""
+    register_optimizer_step_pre_hook(_look)
 
 
 def look_at_optimizers(engine: Engine, holder: object, ids: Container[int], instead: str = INSTEAD) -> None:
     """Looks at each optimizer that trains parameters with these ids, until the engine is closed, or their ``holder``,
     which keeps them, is gone: warns before its first step of one that compression harms, with the lines to write
     ``instead``, and refuses one, at any step, whose momentum the config has already."""
-    if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(_look))
+    _hook()
     _watching[engine] = weakref.ref(holder), ids, instead, weakref.WeakKeyDictionary()
 
 
@@ -119,8 +124,6 @@ def _look(optimizer: Any, *_: object) -> None:
             adaptive.check_momentum(engine.config, optimizer)
         if seen[optimizer] and first:
             adaptive.look_at(engine, optimizer, instead)
-    while _hooked and not _watching:
-        _hooked.pop().remove()
 
 
 def refuse_wrapped(

@@ -307,7 +307,7 @@ class Steps:
             if steps is not None and any(group.get("lr", 1.0) for group in optimizer.param_groups):
                 steps.count += 1
 
-        weakref.finalize(self, optimizer.register_step_post_hook(stepped).remove).atexit = False
+        optimizer.register_step_post_hook(stepped)  # stays: garbage is also collected amid an optimizer's hooks
 
 
 def check_store(given: Options, store: object) -> None:
