@@ -10,18 +10,19 @@ from torch.distributed.fsdp import fully_shard
 
 from hvd_deepreduce.torch.fsdp import compress_replicas
 
-dist.init_process_group("gloo")  # "nccl" on GPUs, and their device in the mesh
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dist.init_process_group("nccl" if device == "cuda" else "gloo")
 rank = dist.get_rank()
-mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+mesh = init_device_mesh(device, (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
 torch.manual_seed(0)  # the replicas begin alike
 blocks = [torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)) for _ in range(2)]
-model = torch.nn.Sequential(*blocks, torch.nn.Linear(64, 1))
+model = torch.nn.Sequential(*blocks, torch.nn.Linear(64, 1)).to(device)
 for block in [*blocks, model]:
     fully_shard(block, mesh=mesh["shard"])
-replicas = compress_replicas(model, mesh["replicate"], "recommended")
+compression = compress_replicas(model, mesh["replicate"], "recommended")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 torch.manual_seed(rank)  # every rank has its own samples
-inputs = torch.randn(512, 64)
+inputs = torch.randn(512, 64, device=device)
 targets = inputs.sum(1, keepdim=True).sin()
 losses = []
 for _step in range(100):
@@ -32,8 +33,8 @@ for _step in range(100):
     optimizer.step()
     losses.append(loss.item())
 if rank == 0:
-    total = replicas.stats()["total"]
+    total = compression.stats()["total"]
     share = total["bytes_sent"] / total["dense_bytes"]
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, sent {share:.1%} of the dense bytes")
-replicas.close()
+compression.close()
 dist.destroy_process_group()

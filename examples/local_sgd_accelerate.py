@@ -17,7 +17,7 @@ inputs = torch.randn(1024, 64)
 data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
 layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
 model = accelerator.prepare_model(layers, evaluation_mode=True)
-inner = torch.optim.AdamW(model.parameters(), lr=0.003)
+inner = torch.optim.AdamW(model.parameters(), lr=0.003)  # dense's times the root of the ranks
 local = LocalSGD(inner, model, "adamw_small", process_group=torch.distributed.group.WORLD)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(local, 12 * 8 * 2)  # Accelerate steps it once for each process
 batches = torch.utils.data.DataLoader(data, 64, shuffle=True)

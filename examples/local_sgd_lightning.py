@@ -27,7 +27,7 @@ class Regression(pl.LightningModule):
         return losses[-1]
 
     def configure_optimizers(self):
-        inner = torch.optim.AdamW(self.parameters(), lr=0.003)
+        inner = torch.optim.AdamW(self.parameters(), lr=0.003)  # dense's times the root of the ranks
         local = LocalSGD(inner, self, "adamw_small", process_group=torch.distributed.group.WORLD)
         return [local], [torch.optim.lr_scheduler.CosineAnnealingLR(local, 14)]
 

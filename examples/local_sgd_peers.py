@@ -19,7 +19,7 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.
 torch.manual_seed(1 + peer)  # every peer has its own samples
 inputs = torch.randn(512, 64)
 targets = inputs.sum(1, keepdim=True).sin()
-inner = torch.optim.AdamW(model.parameters(), lr=0.003)
+inner = torch.optim.AdamW(model.parameters(), lr=0.003)  # dense's times the root of the ranks
 store = SharedStore(folder, peer=peer, peers=2)
 optimizer = LocalSGD(inner, model, "adamw_small", store=store)
 losses = []

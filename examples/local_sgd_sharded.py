@@ -31,7 +31,7 @@ def build():
         parallelize_module(block, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     for module in [*blocks, model]:
         fully_shard(module, mesh=mesh["shard"])
-    inner = torch.optim.AdamW(model.parameters(), lr=0.002)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.002)  # dense's times the root of the replicas
     return model, LocalSGD(inner, model, "adamw_small", process_group=mesh["replicate"].get_group())
 
 

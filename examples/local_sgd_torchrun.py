@@ -16,7 +16,7 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.
 torch.manual_seed(1 + dist.get_rank())  # every rank has its own samples
 inputs = torch.randn(512, 64)
 targets = inputs.sum(1, keepdim=True).sin()
-inner = torch.optim.AdamW(model.parameters(), lr=0.003)
+inner = torch.optim.AdamW(model.parameters(), lr=0.003)  # dense's times the root of the ranks
 optimizer = LocalSGD(inner, model, "adamw_small", process_group=dist.group.WORLD)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 losses = []

@@ -16,6 +16,7 @@ inputs = torch.randn(512, 64)
 targets = inputs.sum(1, keepdim=True).sin()
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+# The learning rate is dense's times the root of the number of ranks.
 optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr=0.003), model, "adamw_small")
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 losses = []

@@ -137,7 +137,7 @@ def test_computing_is_found_from_a_dense_step():
     assert prediction.computing(JOB, GIGABIT, MACHINE, 0.001) == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", ["densestream_model", "topk_rice_qsgd_two_levels"])
+@pytest.mark.parametrize("name", ["densestream_model", "recommended_two_levels"])
 def test_what_is_not_modelled_is_said(name):
     job = replace(JOB, per_host=2)
     with pytest.raises(NotPredictedError, match="predicted"):

@@ -17,7 +17,7 @@ FILES = sorted((Path(__file__).parent.parent / "configs").glob("**/*.yaml"))
 def test_names_are_those_of_the_shipped_files():
     assert list(presets.files()) == sorted({file.stem for file in FILES}) and len(presets.files()) == len(FILES)
     assert presets.names() == sorted([*presets.files(), *presets.ALIASES])
-    assert len(presets.files(every=False)) == 10
+    assert len(presets.files(every=False)) == 13
 
 
 def test_the_default_config_is_the_recommended_one():

@@ -16,8 +16,11 @@ from pathlib import Path
 from hvd_deepreduce.codecs.interfaces import meant
 from hvd_deepreduce.resources import folder
 
-ALIASES = {"topk_rice_qsgd": "recommended", "topk_model": "fast", "sgd_small": "adamw_safe"}
-"""Other names of presets, under which they were measured in parts of docs/results/."""
+ALIASES = {
+    "topk_rice_qsgd": "recommended", "topk_rice_qsgd_two_levels": "recommended_two_levels", "topk_model": "fast",
+    "sgd_small": "adamw_safe",
+}  # fmt: skip
+"""Former names of presets, which stay valid."""
 
 
 def files(every: bool = True) -> dict[str, Path]:

@@ -21,6 +21,8 @@ LOGGER = "hvd_deepreduce.optimizer"
 _log = logging.getLogger(LOGGER)
 _NAMES = re.compile("ada(m|factor|grad|delta|belief)|rmsprop|lamb(?!da)|muon|shampoo", re.IGNORECASE)
 """Lion, Adan, SOAP, Prodigy and others are known by their ``betas``."""
+OR_VOTES = "or take the preset 'sign_momentum' and the optimizer hvd_deepreduce.torch.SignMomentum (docs/using.md)"
+"""Another way, which exchanges in each step."""
 
 
 def is_adaptive(optimizer: Any) -> bool:

@@ -45,7 +45,7 @@ from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import library
 from hvd_deepreduce.tensorflow.operations import Operations
 
-LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("topk_rice_qsgd"))'
+LINE = 'optimizer = hvd.DistributedOptimizer(optimizer, compression=DeepReduce("recommended"))'
 XLA = (
     "XLA cannot compile a function with operations of Horovod and DeepReduce. Turn XLA off: "
     "tf.function(jit_compile=False), model.compile(..., jit_compile=False)"

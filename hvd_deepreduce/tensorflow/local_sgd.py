@@ -14,7 +14,7 @@ from hvd_deepreduce.engine.local_sgd import LocalSGDBase
 from hvd_deepreduce.tensorflow.checkpoint import Restorable
 from hvd_deepreduce.tensorflow.updates import ARRAYS, Updates
 
-LINE = 'model.fit(..., callbacks=[LocalSGD(model, "topk_model", every=8)])'
+LINE = 'model.fit(..., callbacks=[LocalSGD(model, "adamw_safe")])'
 
 
 class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, Restorable):  # type: ignore[misc]

@@ -32,7 +32,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Gradient compression for Horovod and PyTorch DDP: what it would do to your job, and what it has done."""
+    """Gradient compression for Horovod, PyTorch DDP and FSDP2: what it would do to your job, and what it has done."""
 
 
 for module in (command, bench, capture, configs, doctor, inspect, timeline):

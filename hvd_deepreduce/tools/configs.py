@@ -112,13 +112,15 @@ def _show(found: dict[str, Any], config: Config) -> None:
         output.paragraph(f"Bytes: not measured: {found['not_measured']}.")
     else:
         size = found["bytes_an_element"]
-        stays = "stays in the residual, and is sent later" if config.error_feedback else "is lost"
         every = f", every {config.local.every} steps" if config.local is not None else ""
+        stays = "stays in the residual, and is sent later" if config.error_feedback else "is lost"
+        lacks = f"What a receiver lacks is {found['relative_error']:.1%} of the gradient's norm; it {stays}."
+        if config.memory.leaves_whole:
+            lacks = "An element that is sent is a vote of one bit, and leaves the momentum; the others stay in it."
         output.paragraph(
-            f"Bytes: {size:.4g} an element ({size / 4:.3%} of float32){every}. What a receiver lacks is "
-            f"{found['relative_error']:.1%} of the gradient's norm; it {stays}. Measured on a generated gradient of "
-            f"{SAMPLE:,} elements; 'hvd-deepreduce bench' measures yours. What a rank receives depends on the exchange "
-            "and the number of ranks."
+            f"Bytes: {size:.4g} an element ({size / 4:.3%} of float32){every}. {lacks} Measured on a generated "
+            f"gradient of {SAMPLE:,} elements; 'hvd-deepreduce bench' measures yours. What a rank receives depends on "
+            "the exchange and the number of ranks."
         )
     output.say()
     output.say("Settings:")

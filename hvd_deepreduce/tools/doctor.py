@@ -1,4 +1,4 @@
-"""``hvd-deepreduce doctor``: what is installed, what will not work, and how to mend it."""
+"""``hvd-deepreduce doctor``: what is installed, what will not work, and how to fix it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Found = dict[str, dict[str, Any] | str]
 
 
 def doctor(as_json: output.Json = False) -> None:
-    """Shows what is installed, what will not work, and how to mend it.
+    """Shows what is installed, what will not work, and how to fix it.
 
     It imports each library in a process of its own, and sends a generated gradient through the recommended config, on
     the CPU and, where CuPy finds one, on a GPU. It ends with 1 if something that is installed does not work.
@@ -60,7 +60,7 @@ def _show(found: dict[str, Any]) -> None:
     output.columns(lines, [("component", "{name}"), ("state", "{state}"), ("found", "{found}")], left=3)
     advice = [line for line in lines if line["advice"]]
     output.say()
-    output.say("What will not work, and how to mend it:" if advice else "Everything that is installed works.")
+    output.say("What will not work, and how to fix it:" if advice else "Everything that is installed works.")
     for line in advice:
         output.paragraph("- {name}: {advice}.".format(**line))
 
@@ -99,7 +99,7 @@ def diagnosed(progress: Callable[[list[Any], str], Any]) -> Iterator[dict[str, s
         elif isinstance(found, str):
             mend = f"install {package} again" if name != "kernels" else "install hvd-deepreduce again, on this machine"
             mend = INSTALL_HOROVOD if package == "horovod" else mend
-            yield _line(name, _version(package), f"it does not work: {found}. To mend it, {mend}", "fails")
+            yield _line(name, _version(package), f"it does not work: {found}. To fix it, {mend}", "fails")
         else:
             yield _line(name, *judge(found, ended))
     yield _line("launchers", *_launchers("mpi4py" in ended))
@@ -112,7 +112,7 @@ def _line(name: str, found: str, advice: str = "", state: str = "") -> dict[str,
 
     Args:
         found: versions and the like.
-        advice: what will not work, and how to mend it; empty where nothing is wrong.
+        advice: what will not work, and how to fix it; empty where nothing is wrong.
         state: ``ok``; ``absent``: it is not installed; ``note``: it works, but not everything will; ``fails``.
             Unless it is given, it is ``note`` with advice, and ``ok`` without.
     """

@@ -30,7 +30,7 @@ LATE = (
 )
 INSTEAD = (
     'write optimizer = LocalSGD(optimizer, model, "adamw_safe") in place of hvd.DistributedOptimizer, and '
-    "optimizer.sync() at the end"
+    f"optimizer.sync() at the end; {adaptive.OR_VOTES}"
 )
 _PARAMS = itemgetter("params")
 

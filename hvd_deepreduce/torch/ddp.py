@@ -46,7 +46,8 @@ class DeepReduceState(GradientCompression):
             with ``selection: tensor``, or scope ``tensor``, each gradient in it has a container of its own.
         process_group: of the ranks that take part; None: the model's.
         start_iter: so many iterations at the beginning average the gradients as DDP does without a hook.
-        timeout: of each exchange, and of waiting for the other ranks at the first; None: the process group's.
+        timeout: of each exchange (None: the process group's), and of waiting for the other ranks at the first one
+            (None: ``HVD_DEEPREDUCE_HANDSHAKE_SECONDS``, 300).
         **settings: keys of the config, in place of its own.
 
     Raises:
@@ -57,7 +58,7 @@ class DeepReduceState(GradientCompression):
     an error of the first ``backward()``, on all ranks.
 
     Example::
-        >>> state = DeepReduceState("topk_rice_qsgd", process_group=None, start_iter=100)
+        >>> state = DeepReduceState("recommended", process_group=None, start_iter=100)
         >>> ddp_model.register_comm_hook(state, deepreduce_hook)
     """
 
@@ -237,7 +238,7 @@ def deepreduce_hook(
     After any error, make a new DDP model from a checkpoint.
 
     Example::
-        >>> ddp_model.register_comm_hook(DeepReduceState("topk_rice_qsgd"), deepreduce_hook)
+        >>> ddp_model.register_comm_hook(DeepReduceState("recommended"), deepreduce_hook)
     """
     if not isinstance(bucket, dist.GradBucket):  # type: ignore[attr-defined]
         raise TypeError(

@@ -20,7 +20,7 @@ from hvd_deepreduce.torch.tensors import is_sharded
 
 INSTEAD = (
     'write optimizer = LocalSGD(optimizer, model, "adamw_safe", process_group=torch.distributed.group.WORLD) with the '
-    "model itself in place of DistributedDataParallel(model), and optimizer.sync() at the end"
+    f"model itself in place of DistributedDataParallel(model), and optimizer.sync() at the end; {adaptive.OR_VOTES}"
 )
 OF_REPLICAS = (
     'write compress_replicas(model, mesh["replicate"], "sign_momentum") and the optimizer '

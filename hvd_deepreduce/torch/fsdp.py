@@ -223,7 +223,8 @@ def compress_replicas(
         mesh: of one dimension, or a process group: the ranks that hold the same shard.
         config: as for ``DeepReduceState``. In scope ``bucket``, a bucket has the gradients of an FSDP module's own
             parameters, and is exchanged during the backward pass; in scope ``model``, all at its end.
-        timeout: of each exchange; None: the process group's.
+        timeout: of each exchange (None: the process group's), and of waiting for the other ranks at the beginning
+            (None: ``HVD_DEEPREDUCE_HANDSHAKE_SECONDS``, 300).
         find_unused_parameters: whether a backward pass may use a part of the parameters, another one on each replica.
             The others get gradients of zero.
         **settings: keys of the config, in place of its own.
@@ -243,7 +244,7 @@ def compress_replicas(
         >>> mesh = init_device_mesh("cuda", (2, 8), mesh_dim_names=("replicate", "shard"))
         >>> for block in [*model.blocks, model]:
         ...     fully_shard(block, mesh=mesh["shard"])
-        >>> replicas = compress_replicas(model, mesh["replicate"], "topk_rice_qsgd")
+        >>> compression = compress_replicas(model, mesh["replicate"], "recommended")
     """
     if not isinstance(model, FSDPModule):
         raise TypeError(

@@ -13,7 +13,7 @@ from hvd_deepreduce.engine import Parameter
 Model = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 LINE = (
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
-    'compression=DeepReduce(model, "topk_rice_qsgd"))'
+    'compression=DeepReduce(model, "recommended"))'
 )
 ADASUM = "op=hvd.Adasum: Adasum cannot be computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
 

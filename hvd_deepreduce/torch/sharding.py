@@ -29,7 +29,7 @@ MESH = (
     'mesh=mesh["shard"]) for each module and for the model; '
 )
 LINES = {
-    "compress_replicas": f'{MESH}compress_replicas(model, mesh["replicate"], "topk_rice_qsgd")',
+    "compress_replicas": f'{MESH}compress_replicas(model, mesh["replicate"], "recommended")',
     "LocalSGD": (
         f'{MESH}optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr), model, "adamw_safe", '
         'process_group=mesh["replicate"].get_group())'

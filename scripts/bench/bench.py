@@ -77,7 +77,7 @@ def pipeline_section() -> Iterator[str | None]:
     gradient = generator.standard_normal(LARGE, dtype=np.float32)
     gradient *= np.exp(generator.standard_normal(LARGE, dtype=np.float32))
     residuals, out = [np.zeros_like(gradient), np.zeros_like(gradient)], np.zeros_like(gradient)
-    pipeline = Pipeline(Config.load("topk_rice_qsgd"), threads=1)
+    pipeline = Pipeline(Config.load("recommended"), threads=1)
     slices = [bundle.Slice(pipeline, (0, LARGE), KEY)]
     heap.keep_freed()  # as in a job
 

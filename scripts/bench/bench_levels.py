@@ -116,7 +116,7 @@ def main(
     rate: Annotated[str, typer.Option(help="of each link, as in 1gbit or 100mbit")] = "1gbit",
     numel: Annotated[int, typer.Option(help="elements of the gradients, generated as in bench_net.py")] = 10_000_000,
     tensors: Annotated[int, typer.Option(help="parameters that they are divided into")] = 50,
-    config: Annotated[str, typer.Option(help="preset or file; two levels add hierarchical: true")] = "topk_rice_qsgd",
+    config: Annotated[str, typer.Option(help="preset or file; two levels add hierarchical: true")] = "recommended",
     frameworks: Annotated[str, typer.Option(help="comma-separated: horovod, ddp")] = "horovod,ddp",
     repeat: Annotated[int, typer.Option(help="steps that are counted")] = 5,
     write: Annotated[bool, typer.Option(help="write a section of docs/results/benchmarks.md")] = False,

@@ -42,7 +42,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "DSA coded float16": {"coded": True, "value": "float16"},
     "DSA coded qsgd": {"coded": True, "value": "qsgd"},
 }
-ADAPTERS = "topk_rice_qsgd,topk_model,densestream_model"
+ADAPTERS = "recommended,fast,densestream_model"
 
 
 def arguments() -> argparse.Namespace:

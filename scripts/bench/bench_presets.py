@@ -1,7 +1,7 @@
 """Trains a convolutional network, a transformer and an embedding model with every preset, and compares them with dense.
 
     mpirun -np 2 python scripts/bench/bench_presets.py                                 # all presets
-    mpirun -np 2 python scripts/bench/bench_presets.py --presets smallest,topk_model   # these, and dense
+    mpirun -np 2 python scripts/bench/bench_presets.py --presets smallest,fast   # these, and dense
     mpirun -np 2 python scripts/bench/bench_presets.py --jobs cnn --write              # one job; writes the page
     mpirun -np 2 python scripts/bench/bench_presets.py --presets fast --keep --write   # keeps the page's other rows
 

@@ -31,7 +31,7 @@ from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.engine import dense_or_compressed
 from hvd_deepreduce.pipeline import Pipeline, bundle
 
-PRESET = "topk_rice_qsgd"
+PRESET = "recommended"
 MORE_ROUNDS = 8
 """Small models take so many times as many rounds, since their short steps vary more."""
 SMALL = 2_000_000

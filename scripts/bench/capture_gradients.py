@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from hvd_deepreduce import Config
 
-CONFIG, STEPS, RANKS, BATCH = "topk_model", 100, 4, 8
+CONFIG, STEPS, RANKS, BATCH = "fast", 100, 4, 8
 
 
 def capture(

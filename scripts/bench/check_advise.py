@@ -34,7 +34,7 @@ from step_times import interleaved
 
 DOC = emulated_network.ROOT / "docs" / "advise.md"
 RATES = "100mbit,1gbit,10gbit,memory"
-GRADIENTS, UPDATES = "topk_rice_qsgd", "sgd_small"
+GRADIENTS, UPDATES = "recommended", "adamw_safe"
 """The presets that are measured."""
 ALONE = 4
 """Steps without an exchange that are timed together."""

@@ -27,7 +27,7 @@ from hvd_deepreduce.codecs.joint.densestream import DenseStream
 from hvd_deepreduce.exchange.mpi import densestream, sparcml, topk_allgather
 from hvd_deepreduce.torch import ddp
 
-PRESET = "topk_rice_qsgd"
+PRESET = "recommended"
 DENSITY = 0.01
 ONE_BUCKET = 1000.0
 """A ``bucket_cap_mb`` that all gradients fit into."""

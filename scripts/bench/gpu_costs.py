@@ -274,7 +274,7 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
             missed.append(f"{name}: {copies:.1f} copies, and the aim is {aim:g}")
 
     for name, settings in CONFIGS.items():
-        pipeline = Pipeline(Config.load("topk_rice_qsgd", **settings))
+        pipeline = Pipeline(Config.load("recommended", **settings))
         slices = [[Slice(pipeline, (0, numel), KEY)] for numel in SIZES]
         there = [cuda_emulator.asarray(gradient) for gradient in gradients]
         outs = [cuda_emulator.zeros(numel, np.float32) for numel in SIZES]
@@ -301,7 +301,7 @@ def table(each: Callable[[str, Estimate], None] = lambda name, estimate: None) -
             ]
             operation = f"decode and sum of {ranks} ranks"
             row(operation, name, decodes, aims.get(operation))
-    selecting = Pipeline(Config.load("topk_rice_qsgd"))
+    selecting = Pipeline(Config.load("recommended"))
 
     def selected(gradient: Any, residual: Any) -> Callable[[], object]:
         return lambda: [arrays.to_host(part) for part in selecting.select(gradient, residual, KEY) or ()]

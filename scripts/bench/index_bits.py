@@ -171,7 +171,7 @@ def gpt_accumulator(density: float, steps: int) -> np.ndarray:
     job, flat = gpt_job.Job(), SMALL.initial(0)
     parameter = torch.nn.Parameter(flat)
     optimizer = torch.optim.AdamW([parameter], 2.5e-3, betas=(0.9, 0.99), weight_decay=0.1)
-    ranks = SimulatedRanks(Config.load("topk_model", density=density), 2, SMALL.SIZES)
+    ranks = SimulatedRanks(Config.load("fast", density=density), 2, SMALL.SIZES)
     generators = [torch.Generator().manual_seed(17 + rank) for rank in range(2)]
 
     def gradients() -> list[np.ndarray]:

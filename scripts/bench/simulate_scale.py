@@ -43,7 +43,7 @@ STYLES = {
     "DSA coded": "D-",
 }  # fmt: skip
 CODECS = {"index": "rice", "value": {"name": "qsgd", "bits": 7, "bucket_size": 512}}
-"""The containers of the allgather: the codecs of the preset topk_model."""
+"""The containers of the allgather: the codecs of the preset fast."""
 NETWORKS = (("1 Gbit/s, alpha 50 us", 1e9, 50e-6), ("25 Gbit/s, alpha 10 us", 25e9, 10e-6))
 Rows = dict[str, list[dict[str, Any]]]
 """Of each input, what was counted."""

@@ -43,7 +43,7 @@ CODECS = {
     "coded": {"index": "rice", "value": {"name": "qsgd", "bits": 7, "bucket_size": 512}},
     "raw": {"index": "raw", "value": "raw"},
 }
-"""Those of the preset topk_model, and indices and values of 4 bytes each."""
+"""Those of the preset fast, and indices and values of 4 bytes each."""
 WAYS = ("allgather", "reduce_scatter", "with density", "densestream")
 STREAMS = {"coded": DenseStream(value="qsgd", bits=7), "raw": DenseStream()}
 """The codecs of densestream, whose sum has the density too."""
@@ -173,7 +173,7 @@ def text(results: Rows, titles: dict[str, str], density: float) -> str:
 `scripts/bench/simulate_slices.py --write` runs the exchange's real programs for all ranks in one process, with real
 containers, and counts every byte of the busiest rank: containers with their headers, and the histogram. The selection
 is given, at a density of {density:.0%}; `with density` sends a sum of {density:.0%} again. `coded` has the codecs of
-`topk_model` (Rice, 7-bit QSGD), `raw` has 4 bytes for an index and 4 for a value. Figures are bytes in units of a
+`fast` (Rice, 7-bit QSGD), `raw` has 4 bytes for an index and 4 for a value. Figures are bytes in units of a
 rank's own container, that is, of k elements' worth of bytes ({bytes_of} bytes an element in the first table)."""
     each = (part for name, found in results.items() for part in table(titles[name], found).split("\n\n"))
     return doc_sections.refreshed(DOC, "slices", [about, None, None, *each]) + "\n"

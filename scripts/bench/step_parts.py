@@ -95,7 +95,7 @@ def table(spans: Spans) -> str:
 def main(
     rate: Annotated[str, typer.Option(help=emulated_network.RATE_HELP)] = "1gbit",
     hosts: Annotated[int, typer.Option(min=2, help="one rank each")] = 2,
-    configs: Annotated[str, typer.Option(help="comma-separated: dense, or a config's name")] = "dense,topk_rice_qsgd",
+    configs: Annotated[str, typer.Option(help="comma-separated: dense, or a config's name")] = "dense,recommended",
     steps: Annotated[int, typer.Option(min=1, help="that are counted")] = 20,
     priority: Annotated[int, typer.Option(help=emulated_network.PRIORITY_HELP)] = 0,
     write: Annotated[bool, typer.Option("--write", help="write a section of docs/results/benchmarks.md")] = False,

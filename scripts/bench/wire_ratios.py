@@ -26,7 +26,7 @@ from history import mpirun
 
 DOC = RESULTS / "benchmarks.md"
 PRESETS = (
-    "topk_rice_qsgd,topk_model,smallest,densestream,densestream_model,signtopk,topk_raw,dr_bf_p0,qsgd,natural,terngrad,"
+    "recommended,fast,smallest,densestream,densestream_model,signtopk,topk_raw,dr_bf_p0,qsgd,natural,terngrad,"
     "adamw_small,diloco"
 )
 FACTS = ("network", "config", "density", "steps", "ranks")

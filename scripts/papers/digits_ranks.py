@@ -44,7 +44,7 @@ def train(settings: dict[str, Any] | None, ranks: int, epochs: int, batch: int, 
     data, network = digits(), Network(ResNet())
     job: Any = DenseRanks(ranks)
     if settings is not None:
-        job = SimulatedRanks(Config.load("topk_model", seed=seed, **settings), ranks, network.sizes)
+        job = SimulatedRanks(Config.load("fast", seed=seed, **settings), ranks, network.sizes)
     optimizer = torch.optim.SGD(network.parameters, lr=lr, momentum=0.9, weight_decay=5e-4)
     steps = len(data[0]) // ranks // batch * epochs
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.2)
@@ -66,7 +66,7 @@ def text(rows: list[dict[str, Any]], ranks: int, epochs: int, batch: int) -> str
     head = ["exchange", "test accuracy, mean (each seed)", "loss", "busiest rank receives, of a dense ring's"]
     return f"""\
 `scripts/papers/digits_ranks.py --write`: the digits job ({rows[0]["steps"]} steps in {epochs} epochs, {batch} images a
-rank and step) with the codecs of `topk_model` at 1%, on {ranks} simulated ranks. Containers, residuals and sums are the
+rank and step) with the codecs of `fast` at 1%, on {ranks} simulated ranks. Containers, residuals and sums are the
 package's own. The baseline is the dense mean. The test set has 360 images, so one image is 0.28%.
 
 {doc_sections.table(head, lines)}"""

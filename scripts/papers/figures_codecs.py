@@ -51,7 +51,7 @@ COMBINATIONS: dict[str, str | dict[str, Any]] = {
                                               "separate_signs": False, "entropy": "huffman"}},
     "ours: packed, Fit-Poly": {**TOP, "index": "packed", "value": "fit_poly"},
     "ours: packed, Fit-DExp": {**TOP, "index": "packed", "value": "fit_dexp"},
-    "ours: rice, QSGD 7 bits": "topk_rice_qsgd",
+    "ours: rice, QSGD 7 bits": "recommended",
     "ours: rANS, QSGD 4 bits": OURS_SMALL,
 }  # fmt: skip
 

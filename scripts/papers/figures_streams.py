@@ -121,7 +121,7 @@ def table_1_text(data: Data) -> str:
 # --- Figure 4: the parts of a step
 
 SENDERS: dict[str, Any] = {
-    "topk_rice_qsgd": "topk_rice_qsgd", "topk_model": "topk_model",
+    "recommended": "recommended", "fast": "fast",
     "densestream_model": {"sparsifier": {"name": "topk", "density": 0.01}, "joint": "densestream"},
 }  # fmt: skip
 """Presets, and the codecs whose encoding and decoding is timed: for DenseStream, those of one stream."""

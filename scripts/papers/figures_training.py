@@ -285,7 +285,7 @@ DENSE_SKETCHES: dict[str, Settings] = {
         "sparsifier": "none", "joint": {"name": "skcompress", "buckets": 16, "groups": 1, "center": "middle"},
         "scope": "tensor",
     },
-    "ours: top 1%, `topk_rice_qsgd`": "topk_rice_qsgd",
+    "ours: top 1%, `recommended`": "recommended",
 }  # fmt: skip
 
 

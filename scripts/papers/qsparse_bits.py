@@ -178,7 +178,7 @@ def of_the_paper(share: float) -> list[Method]:
 def ours(name: str, share: float, every: int, momentum: float, value: str | dict[str, Any], bits: int) -> Method:
     """Top-k with the smallest index codec, H local steps, and outer momentum."""
     changes = {"index": "auto", "value": value}
-    return Method(name, "topk_model", share, bits, every, outer_momentum=momentum, changes=changes, ours=True)
+    return Method(name, "fast", share, bits, every, outer_momentum=momentum, changes=changes, ours=True)
 
 
 def levels(bits: int) -> dict[str, Any]:

@@ -191,8 +191,8 @@ def config(given: str, changes: dict[str, Any], seed: int) -> Config:
 
 @app.command()
 def run(
-    up: Annotated[str, typer.Option(help="config of what clients send: a preset, a YAML file, or none")] = "topk_model",
-    down: Annotated[str, typer.Option(help="config of what the server sends")] = "topk_model",
+    up: Annotated[str, typer.Option(help="config of what clients send: a preset, a YAML file, or none")] = "fast",
+    down: Annotated[str, typer.Option(help="config of what the server sends")] = "fast",
     density: Annotated[float | None, typer.Option(help="of both configs; default: their own")] = None,
     way: Annotated[Down, typer.Option(help="what goes down: the model less the clients', or less x_0")] = "difference",
     data: Annotated[str, typer.Option(help="mnist (5,000 images) or digits (scikit-learn's)")] = "mnist",
@@ -255,7 +255,7 @@ def top(share: float, value: str | int, name: str = "", **more: Any) -> Method:
     coded = value if isinstance(value, str) else {"name": "qsgd", "bits": value, "entropy": "rans"}
     kind = "signs" if isinstance(value, str) else f"{value} bits"
     changes = {"density": share, "index": "auto", "value": coded}
-    return Method(f"**ours: {share:.0%}, {kind}{name}**", "topk_model", changes, **more)
+    return Method(f"**ours: {share:.0%}, {kind}{name}**", "fast", changes, **more)
 
 
 QSGD = {"name": "qsgd", "bits": 7, "bucket_size": 512, "norm": "l2"}

@@ -445,4 +445,4 @@ def test_settings_that_cannot_be_combined(given, message):
         Config.load(given)
     assert Config.load({"scope": "tensor", "min_elements": 5}, hierarchical=2).scope == "bucket"
     for change in ({"scope": "tensor"}, {"min_elements": 3}, {"exchange": "densestream"}, {"local": {"every": 2}}):
-        assert Config.load("topk_rice_qsgd_two_levels", **change).hierarchical is False
+        assert Config.load("recommended_two_levels", **change).hierarchical is False

@@ -336,7 +336,7 @@ def few_windows(monkeypatch):
 RUNS = {
     **{name: {"optimizer": "adamw", "lr": 1e-3, "scheme": name} for name in ("dense", "one_bit")},
     "updates": {"optimizer": "muon", "lr": 1e-3, "every": 2, "outer_momentum": 0.5},
-    "containers": {"optimizer": "adamw", "lr": 1e-3, "scheme": "containers", "with": {"config": "topk_model"}},
+    "containers": {"optimizer": "adamw", "lr": 1e-3, "scheme": "containers", "with": {"config": "fast"}},
 }
 
 

@@ -36,7 +36,7 @@ class SketchML(MinMaxSketch):
             gaps between keys.
         rows: s, the rows of a sketch, 1 to 8.
         columns: bins in a row for each kept element, 0.001 to 4: more have fewer collisions.
-        center: as in value/quantile.py.
+        center: as in ``quantile``.
     """
 
     name = "sketchml"

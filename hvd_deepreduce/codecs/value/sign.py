@@ -20,18 +20,16 @@ ONE = struct.pack("<f", 1.0)
 
 @value_codecs.register
 class Sign(BucketQuantizer):
-    """A value x becomes (sum of a bucket's |x|) / (its size) * sign(x), with sign(0) = 1. 1 + 32 / bucket_size bits
-    each.
+    """A value x becomes (sum of a bucket's |x|) / (its size) * sign(x), with sign(0) = 1; with ``magnitude: one``,
+    sign(x), so that each rank has one vote in a sum. 1 + 32 / bucket_size bits each.
 
     Lost: all differences of magnitude, and for good without error feedback, since E[decoded] is not x. With v the
     values of a bucket of size n, the squared norm of the error is (1 - ||v||_1^2 / (n * ||v||_2^2)) * ||v||_2^2, less
     than that of v. The sum is computed in float64, in the order that kernels/buckets/buckets.h defines. float64 values
     are rounded to float32 first.
 
-    With ``magnitude: one`` it becomes sign(x), so that each rank has one vote in a sum. A receiver need not know of it.
-
-    Section: as in value/groups.py, with setting 0, one scale for each bucket, and one bit for each value, set if the
-    value is below 0.
+    Section: as in value/groups.py, with setting 0 whatever the magnitude is, one scale for each bucket, and one bit for
+    each value, set if the value is below 0.
 
     Attributes:
         bucket_size: the number of values that share a scale, 1 to 2^31; fewer lose less. None: all, as published.

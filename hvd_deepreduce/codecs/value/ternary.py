@@ -33,8 +33,8 @@ class Ternary(UnbiasedQuantizer):
     Attributes:
         bucket_size: the number of values that share m, 1 to 2^31; fewer lower the variance. None: all, as published.
         clip: 1 to 100 standard deviations; 2.5 in the paper. None: no clipping.
-        fit_scale: as in codecs/value/qsgd.py.
-        scaled: as in codecs/value/qsgd.py; not with ``clip``, whose bias lemma 1 excludes.
+        fit_scale: as in ``qsgd``.
+        scaled: as in ``qsgd``; not with ``clip``, whose bias lemma 1 excludes.
     """
 
     name = "ternary"

@@ -45,7 +45,7 @@ class Uniform(UnbiasedQuantizer):
         rotate: rotate each bucket at random.
         fit_scale: fit each bucket's range to its codes by least squares, so that the error is at most the values. It
             gives up the unbiasedness. None: if there is error feedback and the variance can exceed ``||x||^2``.
-        scaled: as in codecs/value/qsgd.py.
+        scaled: as in ``qsgd``.
     """
 
     name = "uniform"

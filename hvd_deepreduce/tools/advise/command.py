@@ -93,8 +93,8 @@ def advise(
     config: Annotated[
         list[str] | None,
         typer.Option(
-            help="A preset's name or a YAML file; can be repeated. Default: some of each kind. The presets that lose "
-            "most (smallest, diloco, sparseloco) are recommended only if they are named here."
+            help="A preset's name or a YAML file; can be repeated. Default: some of each kind. Presets that "
+            "lose more than others (docs/advise.md) are recommended only if they are named here."
         ),
     ] = None,
     rank_cores: Annotated[

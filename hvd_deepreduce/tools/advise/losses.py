@@ -53,8 +53,8 @@ JOBS = {
 """The first one of a family has all presets, and is the one by which they are compared."""
 LOST = {
     "cnn": {
-        "recommended": -0.56, "topk_model": -0.56, "fast": -0.42, "small": -0.14, "smallest": 0.0, "qsgd": -0.28,
-        "reduce_scatter": 0.56, "dgc": 0.14, "sgd_small": -0.42, "adamw_safe": -0.42, "adamw_small": -0.42,
+        "recommended": -0.56, "fast": -0.42, "small": -0.14, "smallest": 0.0, "qsgd": -0.28,
+        "reduce_scatter": 0.56, "dgc": 0.14, "adamw_safe": -0.42, "adamw_small": -0.42,
         "qsparse_local": -0.42, "sparseloco": 0.0, "diloco": 11.39, "streaming_diloco": 3.19,
     },
     "lstm": {
@@ -62,11 +62,11 @@ LOST = {
         "sparseloco": 0.256,
     },
     "gpt": {
-        "recommended": 0.45, "topk_model": 0.45, "fast": 0.45, "small": 0.51, "smallest": 0.67, "qsgd": 0.21,
+        "recommended": 0.45, "fast": 0.45, "small": 0.51, "smallest": 0.67, "qsgd": 0.21,
         "adamw_safe": 0.10, "adamw_small": 0.26, "qsparse_local": 0.37, "diloco": 0.28, "streaming_diloco": 0.27,
     },
     "embedding": {
-        "recommended": 28.5, "topk_model": 28.5, "fast": 26.67, "small": 30.67, "smallest": 33.5, "qsgd": 1.5,
+        "recommended": 28.5, "fast": 26.67, "small": 30.67, "smallest": 33.5, "qsgd": 1.5,
         "adamw_safe": 1.17, "adamw_small": 0.17, "qsparse_local": -0.5, "diloco": 2.33, "streaming_diloco": -0.17,
     },
     "longer": {

@@ -138,6 +138,7 @@ class Prediction:
         received: bytes that come over a host's link, in a step.
         every: local steps between two exchanges.
         votes: whether ranks exchange signs for the optimizer ``SignMomentum``.
+        whole: whether it selects from the whole model.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Prediction:
     received: float = 0.0
     every: int = 1
     votes: bool = False
+    whole: bool = False
 
 
 def buckets(sizes: Sequence[int], most: int | None) -> list[int]:
@@ -278,7 +280,7 @@ def compressed(name: str, config: Config, job: Job, link: Link, machine: Machine
         parts = _parts(job, sizes, partial(_compressed, job, config.exchange, link, speed))
     if plan is None:
         found = _prediction(name, seconds_of(job, parts, overhead(job, machine, True)), parts)
-        return replace(found, votes=config.memory.leaves_whole)
+        return replace(found, votes=config.memory.leaves_whole, whole=config.scope == "model")
     # An exchange follows a step, with nothing beside it; with a delay, its transfer has the steps of the delay.
     alone = seconds_of(replace(job, compute=0.0), parts)
     if plan.delay:

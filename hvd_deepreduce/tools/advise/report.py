@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from hvd_deepreduce.tools.ranks import Ranks
 
 GRADIENTS = ("recommended", "fast", "small", "smallest", "reduce_scatter")
-UPDATES = {
+OTHERS = {
     losses.SGD: ("adamw_safe", "sparseloco", "diloco"),
-    losses.ADAM: ("adamw_safe", "adamw_small", "sparseloco", "diloco"),
+    losses.ADAM: ("adamw_safe", "adamw_small", "sparseloco", "diloco", "sign_momentum"),
 }
-"""Presets that are looked at unless others are named; those of LocalSGD by the optimizer's family."""
+"""Presets that are looked at unless others are named; those of LocalSGD and SignMomentum by the optimizer's family."""
 DEVIATION = 0.2
 """Predictions were within this share of measured step times, and so were ratios of two of them (docs/advise.md)."""
 
@@ -39,7 +39,7 @@ def default_configs(optimizer: str | None) -> list[tuple[str, Config]]:
     Args:
         optimizer: as for ``advise``.
     """
-    names = [*GRADIENTS, *(name for family in losses.families_of(optimizer) for name in UPDATES[family])]
+    names = [*GRADIENTS, *(name for family in losses.families_of(optimizer) for name in OTHERS[family])]
     return [(name, Config.load(name)) for name in dict.fromkeys(names)]
 
 
@@ -149,6 +149,10 @@ class Advice:
             ]
             if best.updates:
                 said.append(f"The ranks exchange every {best.every} steps (docs/local_updates.md).")
+                if family == losses.ADAM:
+                    said.append("Begin with dense's learning rate times the root of the number of ranks.")
+            elif best.whole:
+                said.append('Under DDP, write scope="bucket" beside its name.')
             if best.name != prediction.FP16:
                 said.append(f"On small jobs, {losses.told(best.name, family)}. Compare with dense on yours.")
         elif first is None:
@@ -167,10 +171,17 @@ class Advice:
             ]
             if not first.updates:
                 said.append("With mode: auto the job itself times both, and goes on with the faster.")
+        uncompressed = min(one.seconds for one in self.predictions if one.name in (prediction.DENSE, prediction.FP16))
         faster: dict[str, list[str]] = {}
         for one in compressed:
-            why = self._unsafe(one, family)
-            if why and one.seconds * (1 + DEVIATION) < best.seconds:
+            why, seconds = self._unsafe(one, family), one.seconds * (1 + DEVIATION)
+            if one.votes and family == losses.ADAM and seconds < uncompressed:
+                said.append(
+                    "If the optimizer SignMomentum can take this one's place (docs/using.md), the ranks may exchange "
+                    f"in each step: it takes {_ms(one.seconds)} ms with preset {one.name}. On small jobs, "
+                    f"{losses.told(one.name, family)}."
+                )
+            elif why and seconds < best.seconds:
                 faster.setdefault(why, []).append(f"{one.name} ({_ms(one.seconds)} ms)")
         said += [f"Faster, but not recommended: {', '.join(names)}: {why}." for why, names in faster.items()]
         return said
