@@ -58,6 +58,14 @@ def test_dense():
     assert SparseTensor(2**32 - 1, np.array([2**32 - 2], np.uint32), np.ones(1, np.float32)).indices.size == 1
 
 
+def test_numel_is_an_integer_of_python():
+    """Products of NumPy's wrap, and have no ``bit_length``."""
+    tensor = SparseTensor(np.uint32(9), np.array([1], np.uint32), np.ones(1, np.float32))
+    assert type(tensor.numel) is int and tensor.numel == 9
+    with pytest.raises(TypeError, match="numel is 9.0; it must be an integer"):
+        SparseTensor(9.0, np.array([1], np.uint32), np.ones(1, np.float32))
+
+
 @pytest.mark.parametrize(
     ("numel", "indices", "values", "message"),
     [

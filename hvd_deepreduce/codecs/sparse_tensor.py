@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ class SparseTensor:
         values: float32 or float64 ``[r]``.
 
     Raises:
+        TypeError: ``numel`` is not an integer.
         ValueError: where the three do not fit together.
     """
 
@@ -32,6 +34,11 @@ class SparseTensor:
     values: NDArray[np.floating[Any]]
 
     def __post_init__(self) -> None:
+        if type(self.numel) is not int:  # NumPy's integers overflow
+            try:
+                object.__setattr__(self, "numel", operator.index(self.numel))
+            except TypeError:
+                raise TypeError(f"numel is {self.numel!r}; it must be an integer") from None
         if not 0 <= self.numel <= MAX_NUMEL:
             raise ValueError(f"numel is {self.numel}; a sparse tensor holds 0 to 2^32 - 1 elements: split it")
         if self.indices.dtype != np.uint32 or self.indices.ndim != 1:

@@ -10,11 +10,14 @@ import numpy as np
 from hvd_deepreduce.codecs.interfaces import U8
 from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.collectives import Collectives
+from hvd_deepreduce.exchange.failures import ERROR_HEADER, error_in, told
 from hvd_deepreduce.exchange.interface import Bucket, Exchange, Pending, Rank, Started
 from hvd_deepreduce.exchange.traffic import Traffic
+from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.pipeline import Pipeline, bundle
 from hvd_deepreduce.wire.standalone import ContainerError
 
+_TOO_LARGE = "the ranks' containers"
 HEADER = 16
 """Bytes of a container beside its elements, at most, where it is uncompressed."""
 
@@ -50,7 +53,8 @@ class AllgatherExchange(Exchange):
                 rank.stats.add(wire=traffic.allreduce(8, ranks))
                 return _Gathering(rank, bucket, handle, partial(_gathered, collectives, packed, bucket.name, limit))
             if ranks * packed.size > limit:  # by a codec that needs more bytes than the gradient has
-                raise _too_large(bucket.name, ranks * packed.size, limit)
+                error = _too_large(bucket.name, ranks * packed.size, limit)
+                packed = arrays.move_like(told(error, collectives.rank()), packed)  # the others may wait already
         return _Gathering(rank, bucket, collectives.start_allgather(packed, bucket.name), collectives.wait_allgather)
 
 
@@ -60,7 +64,10 @@ class _Gathering(Started):
     def _decode(self, received: Any, scale: float) -> Traffic:
         collectives = self._rank.collectives
         ranks = collectives.size()
-        own = bundle.sum_into(self._bucket.gradient, received, ranks, self._bucket.slices, scale)
+        try:
+            own = bundle.sum_into(self._bucket.gradient, received, ranks, self._bucket.slices, scale)
+        except ContainerError as error:
+            raise _told_in(received) or error from None
         return traffic.NOTHING if collectives.counts else Traffic((ranks - 1) * own, received.size - own)
 
 
@@ -77,9 +84,15 @@ def _gathered(collectives: Collectives, packed: U8, name: str, limit: int, count
     return collectives.wait_allgather(collectives.start_allgather(packed, name))
 
 
+def _told_in(received: U8) -> ContainerError | None:
+    """The error that a rank has sent in place of its containers; None: there is none."""
+    begin = arrays.to_host(received).tobytes().find(_TOO_LARGE.encode())
+    return None if begin < 0 else error_in(received[begin - ERROR_HEADER :])
+
+
 def _too_large(name: str, size: int, limit: int) -> ContainerError:
     return ContainerError(
-        f"the ranks' containers of {name} have {size} bytes, and one allgather takes at most {limit}: set scope to "
+        f"{_TOO_LARGE} of {name} have {size} bytes, and one allgather takes at most {limit}: set scope to "
         "'bucket', lower the density, or set exchange to 'reduce_scatter', whose bytes do not grow with the ranks. "
         "(A gradient with NaN or infinity is sent uncompressed.)"
     )

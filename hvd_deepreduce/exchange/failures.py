@@ -14,6 +14,8 @@ from hvd_deepreduce.ops import sections
 from hvd_deepreduce.wire.standalone import ContainerError
 
 _ERROR = struct.Struct("<IBI")
+ERROR_HEADER = _ERROR.size
+"""Bytes before the text of an error that is told."""
 _ERROR_FORM = 255
 """In place of a container's form, which it cannot be."""
 _MAX_TEXT = 4096

@@ -179,7 +179,8 @@ class SlicedSum(FailureDeferring):
         packed, loss = self._attempt((None, None), self._sum, received, sizes)
         if packed is not None and not self.failures:
             packed = self._attempt([None], self._shortened, [packed], [rank])[0]
-        if packed is not None and packed.size > MAX_BYTES // ranks and gradient.nbytes > MAX_BYTES:
+        most = (gradient.itemsize + 4) * gradient.size  # of all slices, with raw indices
+        if packed is not None and packed.size > MAX_BYTES // ranks and most > MAX_BYTES:
             self._fail(
                 ContainerError(
                     f"rank {self._name} has {packed.size} bytes of the sum of its slice, and at most {MAX_BYTES} of "

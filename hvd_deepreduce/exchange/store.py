@@ -18,6 +18,7 @@ import logging
 import os
 import tempfile
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -100,7 +101,8 @@ class ObjectStore(Store):
     none, in one request.
 
     Raises:
-        ValueError: the URL is of another kind of store.
+        ValueError: the URL is of another kind of store, or the store has overwritten a file: fsspec and its
+            implementations of before 2024.12 do, as do servers that do not know S3's conditional writes.
     """
 
     KINDS = ("s3", "s3a", "gs", "gcs", "abfs", "az", "memory")
@@ -115,6 +117,16 @@ class ObjectStore(Store):
         import fsspec
 
         self.files, self.path = fsspec.core.url_to_fs(url)
+        probe = f"probe/{uuid.uuid4().hex}"
+        try:
+            if self.put_new(probe, b"one") and self.put_new(probe, b"two"):
+                raise ValueError(
+                    f"the store {url} overwrites files, so that peers would not agree on what was written: update "
+                    f"fsspec {fsspec.__version__} and its implementation for {kind}, or take a server that has "
+                    "conditional writes, or give the path of a folder"
+                )
+        finally:
+            self.delete(probe)
 
     def put_new(self, name: str, data: bytes) -> bool:
         try:

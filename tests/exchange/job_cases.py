@@ -124,6 +124,11 @@ def an_error_before_the_exchange_is_an_error_on_all_ranks() -> None:
         within = contextlib.nullcontext if RANK != BAD else broken
         pending = queue.submit(TopKAllGather(), lambda: (row, None), lambda: np.zeros_like(row), key(0), within)
         assert error_of(pending) == f"rank {BAD}: MemoryError: no room to select"
+    for settings in (TopKAllGather(), DenseSum()):  # no memory for the sum
+        with new_queue() as queue:
+            out = broken if RANK == BAD else lambda: np.zeros(NUMEL, np.float32)
+            pending = queue.submit(settings, lambda: (np.ones(NUMEL, np.float32), None), out, key(0))
+            assert error_of(pending) == f"rank {BAD}: MemoryError: no room to select"
     with new_queue() as queue:
         said = error_of(submit(queue, 0, settings=Missing())[0])
         assert said.startswith(f"rank {BAD}: exchange 'external_missing' has implementation"), said
@@ -174,6 +179,17 @@ def a_queue_ends_with_its_thread_and_communicator() -> None:
         with new_queue():
             pass
     assert threads() == before
+
+
+@case
+def an_exchange_cannot_be_cancelled() -> None:
+    """The other ranks would wait for it."""
+    with new_queue() as queue:
+        pending, out = submit(queue, 0)
+        assert not pending.cancel()
+        pending.result(20)
+        assert np.all(out == SIZE)
+        assert_works(queue, 1)
 
 
 @case

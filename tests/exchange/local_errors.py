@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -149,10 +150,15 @@ def wrong_arguments_on_one_rank() -> None:
         "could not convert string to float": {"scale": "much" if RANK == BAD else 1},
         "codec is 'plain'": {"codec": "plain" if RANK == BAD else DenseStream(coded=False)},
         "invalid literal": {"key": RngKey("x", 0, 0) if RANK == BAD else RngKey(0, 0, 0)},
+        "density is 'much'": {"density": "much" if RANK == BAD else 0.5},
+        "density is array": {"density": np.array(0.5) if RANK == BAD else 0.5},
+        "timeout is 0": {"timeout": 0 if RANK == BAD else 20},
+        "timeout is '20'": {"timeout": "20" if RANK == BAD else 20},
+        "patience is nan": {"patience": math.nan if RANK == BAD else 20},
     }
     for word, arguments in cases.items():
         refused_promptly(
-            f"rank {BAD}: ", word, call=lambda r, a=arguments: densestream.allreduce(COMM, mine(), timeout=20, **a)
+            f"rank {BAD}: ", word, call=lambda r, a=arguments: densestream.allreduce(COMM, mine(), **{"timeout": 20} | a)
         )
     refused_promptly(
         f"rank {BAD}: algorithm is 'ring'",

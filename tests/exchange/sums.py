@@ -220,6 +220,10 @@ def _nothing_is_lost(numel: int) -> None:
                 assert sent > 1.05 * indices.size if fill and not codec.coded else sent == indices.size
             else:
                 assert np.abs(total - whole).max() > 1e-4
+    residual, values = before.copy(), before[indices].clip(-2, 2)  # filling is for what is not sent
+    clipped = SparseTensor(numel, indices, values)
+    densestream.allreduce(COMM, clipped, codec=PLAIN, residual=residual, fill=True, timeout=30)
+    assert np.array_equal(residual[indices], before[indices] - values)
     for allreduce in (topk_allgather.allreduce, sparcml.allreduce):
         residual = before.copy()
         total = allreduce(COMM, SparseTensor(numel, indices, before[indices]), residual=residual, timeout=30)

@@ -43,6 +43,15 @@ def test_a_file_is_written_once_and_whole(kind, tmp_path):
     assert store.names("0/1") == ["b"]
 
 
+def test_a_store_that_overwrites_is_refused(monkeypatch, tmp_path):
+    """As by an fsspec that does not know exclusive writes."""
+    kind = type(ObjectStore(f"memory://{tmp_path}").files)
+    write = kind.pipe_file
+    monkeypatch.setattr(kind, "pipe_file", lambda self, path, value, mode="overwrite": write(self, path, value))
+    with pytest.raises(ValueError, match="overwrites files.*update fsspec"):
+        ObjectStore(f"memory://{tmp_path}")
+
+
 parts = st.dictionaries(st.text(max_size=5), st.binary(max_size=50), max_size=4)
 
 

@@ -95,7 +95,23 @@ def test_containers_larger_than_their_gradient_are_refused():
     config = {"sparsifier": {"name": "topk", "density": 1.0}, "index": "raw", "value": "raw", "scope": "model"}
     found, names = steps(config, most_bytes=13_000)
     assert all("takes at most 13000" in str(error) for step in found for error in step)
-    assert names == [[]] * RANKS
+    assert names == [["bucket.a"]] * RANKS, "the error, in place of the containers"
+
+
+def test_of_one_rank_they_are_refused_on_all():
+    """The others cannot know, and have begun."""
+    config = {"sparsifier": {"name": "threshold", "threshold": 0.5}, "index": "raw", "value": "raw", "scope": "model"}
+    job = Job(RANKS)
+
+    def work(collectives):
+        collectives = Limited(job, collectives.rank())
+        collectives.most_bytes = 13_000
+        adapter = NumpyAdapter(collectives, MODEL, config)
+        with pytest.raises(ContainerError) as error:
+            adapter.step({name: np.full(500, collectives.rank() == 1, np.float32) for name in MODEL})
+        return str(error.value)
+
+    assert all("takes at most 13000" in said for said in run_ranks(RANKS, work, job))
 
 
 def test_sums_of_slices(monkeypatch):

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +61,7 @@ from hvd_deepreduce.exchange.mpi.transport import (
 from hvd_deepreduce.exchange.settings import DenseStreamExchange
 from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.ops import arrays, deferred, select
-from hvd_deepreduce.ops.types import U64
+from hvd_deepreduce.ops.types import U32, U64
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -144,20 +145,26 @@ def allreduce(
     def prepare(own: SparseTensor) -> SparseTensor:
         if not isinstance(codec, DenseStream):
             raise TypeError(f"codec is {codec!r}; a DenseStream is required")
-        if density is not None and not 0 < density <= 1:
+        if density is not None and not (isinstance(density, Real) and 0 < density <= 1):
             raise ValueError(f"density is {density!r}; it must be above 0 and at most 1, or None")
         if not fill:
             return own
         if residual is None:
             raise ValueError("fill is True and residual is None: fill sends the residual's values, so pass it too")
         indices = covered_indices(own.indices, codec.gap(own.numel, own.values.dtype))
-        filled = arrays.gather(residual, arrays.move_like(indices, residual))
-        return SparseTensor(own.numel, indices, arrays.to_host(filled))
+
+        def kept(places: U32) -> Floats:
+            return arrays.to_host(arrays.gather(residual, arrays.move_like(places, residual)))
+
+        filled = kept(indices)
+        if kept(own.indices).tobytes() != own.values.tobytes():  # scaled or clipped, say
+            filled[np.searchsorted(indices, own.indices)] = own.values
+        return SparseTensor(own.numel, indices, filled)
 
     errors: list[Stream] = []
 
     def plan_of(own: SparseTensor, bounds: list[int], slices: int) -> Plan:
-        own_key = key._replace(rank=comm.rank)
+        own_key = RngKey(*key)._replace(rank=comm.rank)
         most = None if density is None or not own.numel else kept_of(density, own.numel)
         kept = None if residual is None else errors
         return Plan(codec, own.numel, own.values.dtype, bounds, slices, own_key, kept, most)
@@ -169,7 +176,11 @@ def allreduce(
         return plan.pack(Stream.from_sparse(own, plan.gap), WHOLE, 0)
 
     with Session(
-        comm, tensor, _description(codec if isinstance(codec, DenseStream) else repr(codec), density),
+        comm, tensor,
+        _description(
+            codec if isinstance(codec, DenseStream) else repr(codec),
+            float(density) if isinstance(density, Real) else None if density is None else repr(density),
+        ),
         dense=dense, out=out, scale=scale, residual=residual, key=key, timeout=timeout, patience=patience,
         prepare=prepare, pack=pack_card,
     ) as session:  # fmt: skip
@@ -203,8 +214,8 @@ def allreduce(
 
 
 @lru_cache(64)
-def _description(codec: DenseStream | str, density: float | None) -> str:
-    return f"densestream with {codec!r}" + ("" if density is None else f" and density {float(density)!r}")
+def _description(codec: DenseStream | str, density: float | str | None) -> str:
+    return f"densestream with {codec!r}" + ("" if density is None else f" and density {density}")
 
 
 def run_exchange(

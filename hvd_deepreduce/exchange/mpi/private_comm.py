@@ -101,7 +101,9 @@ class Backoff:
 
 
 def check_intracomm(comm: object) -> None:
-    """``TypeError`` unless ``comm`` is an intracommunicator."""
+    """``TypeError`` unless ``comm`` is an intracommunicator; ``RuntimeError`` if MPI has ended."""
+    if MPI.Is_finalized():
+        raise RuntimeError("MPI has ended (MPI_Finalize), so nothing can be exchanged any more")
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise TypeError(f"comm is {comm!r}; an mpi4py intracommunicator, such as MPI.COMM_WORLD, is required")
 
@@ -140,13 +142,15 @@ class PrivateComm:
 
     @classmethod
     def of(cls, comm: MPI.Intracomm, patience: float | None = None) -> PrivateComm:
-        """The communicator's duplicate. The first call for a communicator is collective.
+        """The communicator's duplicate. The first call for a communicator is collective, and is made by one thread of
+        each rank.
 
         Args:
             patience: seconds to wait for the other ranks' calls; None: no limit.
 
         Raises:
             TypeError: ``comm`` is not an intracommunicator.
+            RuntimeError: MPI has ended.
             LostRankError: not all ranks made this call in time.
         """
         check_intracomm(comm)

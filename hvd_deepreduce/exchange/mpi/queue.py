@@ -55,6 +55,7 @@ class _QueueState:
         tasks: what is to be done; None ends the thread.
         failure: the first error of an exchange; no later one is started.
         closed: whether no exchange may be submitted.
+        lock: held while an exchange is submitted, or the queue closed.
     """
 
     comm: MPI.Intracomm
@@ -62,6 +63,7 @@ class _QueueState:
     tasks: SimpleQueue[_Task | None] = field(default_factory=SimpleQueue)
     failure: ExchangeError | LostRankError | None = None
     closed: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 _serving: dict[threading.Thread, _QueueState] = {}
@@ -135,7 +137,8 @@ class ExchangeQueue:
             within: makes the context in which ``make`` and the exchange run, such as a stream of a GPU.
 
         Returns:
-            What this rank sent and received, or an error: an ``ExchangeError`` or a ``LostRankError``, on all ranks.
+            What this rank sent and received, or an error: an ``ExchangeError`` or a ``LostRankError``, on all ranks. It
+            cannot be cancelled.
 
         Raises:
             ValueError: the exchange has no function over MPI.
@@ -143,10 +146,12 @@ class ExchangeQueue:
         """
         if settings.implementation is None:
             settings.load()  # raises; anything else that is wrong with it becomes an error on all ranks
-        if self._state.closed:
-            raise RuntimeError("this queue of exchanges is closed: make a new one, on all ranks")
         task = _Task(settings, make, out, key, within, Future())
-        self._state.tasks.put(task)
+        task.future.set_running_or_notify_cancel()  # the other ranks count on it: it cannot be cancelled
+        with self._state.lock:
+            if self._state.closed:
+                raise RuntimeError("this queue of exchanges is closed: make a new one, on all ranks")
+            self._state.tasks.put(task)
         return task.future
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
@@ -234,8 +239,9 @@ def _create(parent: MPI.Intracomm, ranks: list[int], tag: int, seconds: float) -
 
 def _end(state: _QueueState) -> None:
     """Lets the thread end after the exchange that is under way."""
-    state.closed = True
-    state.tasks.put(None)
+    with state.lock:
+        state.closed = True
+        state.tasks.put(None)
 
 
 def _serve(state: _QueueState) -> None:
@@ -303,12 +309,13 @@ def _exchange(state: _QueueState, task: _Task, stack: ExitStack) -> Traffic:
         function = task.settings.load()
         stack.enter_context(task.within())
         tensor, residual = task.make()
+        out = task.out()
     except Exception as error:
         with Session(state.comm, None, what, key=task.key, failure=error):
             raise AssertionError from error  # entering raises on all ranks
     if task.settings.in_session:
-        return function(task.settings, state.comm, tensor, task.out(), residual, task.key)
-    before, out = traffic_since(state.comm), task.out()
+        return function(task.settings, state.comm, tensor, out, residual, task.key)
+    before = traffic_since(state.comm)
     with Session(state.comm, tensor, what, out=out, key=task.key) as session:
 
         def run() -> Traffic:

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -105,6 +106,10 @@ class Session:
         pack: Callable[[SparseTensor], U8 | None] | None = None,
         failure: Exception | None = None,
     ) -> None:
+        for name, value in (("timeout", timeout), ("patience", patience)):
+            if value is not None and not (isinstance(value, Real) and value > 0):
+                failure = failure or ValueError(f"{name} is {value!r}; it must be a number of seconds above 0")
+                timeout, patience = DEFAULT_TIMEOUT, None
         self.patience = stall_limit() if patience is None else patience
         self.comm = PrivateComm.of(comm, self.patience)
         self.timeout, self.residual = timeout, residual
