@@ -227,9 +227,13 @@ class LocalExchanges(LocalState[G]):
         for fragment in self._in_flight():
             self.end(fragment)
         apart = self._times is not None or self.local.mix is not None
-        for fragment in self.fragments:
-            if apart or self.clock > fragment.began:
-                self.exchange(fragment, "sync", delay=0)
+        left = [one for one in self.fragments if apart or self.clock > one.began]
+        for fragment in left:
+            self.exchange(fragment, "sync", delay=0)
+        if self.peers is None:
+            if not left:  # other ranks may have more steps, and would wait
+                self.exchange(self.fragments[0], "sync", present=False, delay=0)
+            self._spread()
         self._raise_if_idle()
 
     # Exchanges
@@ -286,7 +290,7 @@ class LocalExchanges(LocalState[G]):
         if self.collectives.elastic() and not self.in_state:
             raise RuntimeError(NOT_IN_STATE)
         due = self.clock + self.period(self.clock) if present else fragment.due
-        if self._times is None:  # else there may be no exchange
+        if self._times is None and present:  # else there may be no exchange
             self.engine.stats.begin_step()
         resting = self._resting(fragment)
         updates = {n: self.nothing(n) if n in resting else self.update(n) for n in fragment.numbers} if present else {}
@@ -299,7 +303,7 @@ class LocalExchanges(LocalState[G]):
         if self._times is None:
             # Already at the exchange where the periods part: no other one is in flight that could wait for its end.
             place["next_exchange"] = " ".join(str(due if one is fragment else one.due) for one in self.fragments)
-        if resting:
+        if resting and (present or self._times is not None):
             place["frozen"] = ", ".join(self.parameters[number].name for number in sorted(resting))
         return Proposal(self.clock, self.clock + delay, due, place, present, finite, updates, starts, resting)
 

@@ -62,6 +62,23 @@ class LocalSGDBase(Reporting):
     def _counted(self) -> Stats:
         return self._updates.engine.stats
 
+    def begin(self) -> None:
+        """Takes the parameters as the anchor, after something other than training has changed them on all ranks, as a
+        load of other weights. Without it, the next exchange returns to the old ones. Residuals are dropped. Every rank
+        calls it after the same step.
+
+        Raises:
+            RuntimeError: an exchange is in flight; exchanges go through a store; or ``close`` was called.
+        """
+        updates = self._updates
+        updates.engine.check_open()
+        if updates.peers is not None:
+            raise RuntimeError(
+                "begin() is for ranks that exchange together. Peers begin with other weights in a store of a new place"
+            )
+        updates.check_idle("begin")
+        updates.begin_anew()
+
     def sync(self) -> None:
         """Ends all exchanges in flight, and exchanges what has been done since then. Every rank calls it after the same
         step.
@@ -145,6 +162,7 @@ def not_exchanged(kind: str, how: str, names: Iterable[str]) -> RuntimeError:
     """
     return RuntimeError(
         f"{how}: {', '.join(names)}. They are not exchanged, so the ranks' parameters would differ. Make {kind} "
-        "while all parameters that will ever be trained are trainable, and freeze them afterwards; or call sync(), and "
-        "make it again"
+        "while all parameters that will ever be trained are trainable, and freeze them afterwards; or call sync() and "
+        "close() before they are added or unfrozen, and make it again. Now load a checkpoint on all ranks, and make it "
+        "again"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,12 @@ from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.engine.tensors import Device, G, Tensors
 from hvd_deepreduce.exchange.collectives import Collectives
 from hvd_deepreduce.wire.quoting import quoted
+
+_log = logging.getLogger("hvd_deepreduce")
+WITHIN = (
+    "the states were saved within a period: what the other ranks had done since their last exchange is lost. Call "
+    "sync() on all ranks before states are saved for another number of ranks"
+)
 
 
 class LocalState(ABC, Generic[G]):
@@ -96,9 +103,7 @@ class LocalState(ABC, Generic[G]):
 
         groups = divided(sizes or [one.numel for one in self.parameters], self.local.fragments)
         self.fragments = [fragment(place, numbers) for place, numbers in enumerate(groups)]
-        first, count = self.period(0), len(self.fragments)
-        for place, one in enumerate(self.fragments):
-            one.due = first - first * (count - 1 - place) // count
+        self._spread()
 
     def held(self, numbers: Iterable[int]) -> list[int]:
         """Of these parameters, those of which this rank holds elements."""
@@ -109,6 +114,18 @@ class LocalState(ABC, Generic[G]):
         if not self.anchors:
             self.anchors, self.outer = self.new_anchors()
             self.bases = [] if self._times is None else self.new_anchors()[0]
+
+    def begin_anew(self) -> None:
+        """Takes the parameters as the anchor again. The ranks are compared again at the next exchange. What the
+        residuals have is dropped: it is of other parameters."""
+        self.move_anchors()
+        self.decay(self.held(range(len(self.parameters))), 0.0)
+        self.agreed = False
+
+    def move_anchors(self) -> None:
+        """To the parameters; the outer optimizer may begin anew."""
+        self.anchors, self.bases = [], []
+        self.begin()
 
     # What the framework does
 
@@ -171,6 +188,12 @@ class LocalState(ABC, Generic[G]):
         return state
 
     # Schedule
+
+    def _spread(self) -> None:
+        """Lets the next exchanges of the fragments be apart, the last one a whole period from now."""
+        first, count = self.period(self.clock), len(self.fragments)
+        for place, one in enumerate(self.fragments):
+            one.due = self.clock + first - first * (count - 1 - place) // count
 
     def period(self, clock: int) -> int:
         """How many steps the period has that begins at ``clock``."""
@@ -303,6 +326,8 @@ class LocalState(ABC, Generic[G]):
                     "to load them on another number of ranks, call sync() on all ranks before they are saved"
                 )
             own = first if own is None else own
+            if isinstance(own, Mapping) and any(began < own["clock"] for began in own.get("began") or ()):
+                _log.warning(WITHIN)
             state = map(self._checked, chain([first], states))
         self._checked(own)
         restore = self.restoring(own)
@@ -327,7 +352,7 @@ class LocalState(ABC, Generic[G]):
             for numbers in (self.held(in_flight), in_flight)
         )
         self.check_arrays("the mean update of", state["means"], sent)
-        self.check_arrays("the values of", state["starts"], held if self.local.mix is None else {})
+        self.check_arrays("the copy of", state["starts"], held if self.local.mix is None else {})
         unsent = _unsent(state)
         names = set(unsent) & set(state["starts"]) if isinstance(unsent, Mapping) else ()
         self.check_arrays("the unsent progress of", unsent, {name: held[name] for name in names})
@@ -347,7 +372,8 @@ class LocalState(ABC, Generic[G]):
         """
         if not isinstance(given, Mapping) or given.keys() != expected.keys():
             raise ValueError(
-                f"{what} of the state is of another model, or of another outer optimizer: load the state of this model"
+                f"{what.removesuffix(' of')} of the state is of another model, of another outer optimizer, or of "
+                "settings with or without mix: load the state of this model, with the settings with which it was saved"
             )
         for name, (shape, dtype) in expected.items():
             try:

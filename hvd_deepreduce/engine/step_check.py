@@ -109,7 +109,7 @@ def join_error(missing: int) -> RuntimeError:
 def left_behind(failed: int) -> str:
     """The error for all ranks after one has failed where the others have not."""
     return (
-        f"an error has left {failed} rank{'s' if failed > 1 else ''} behind: its last step was applied on other ranks "
-        "but not there, so the parameters of the ranks differ now. That rank has said what went wrong. Begin again "
+        f"an error has left {failed} rank{'s' if failed > 1 else ''} behind: other ranks may have applied its last "
+        "step, so that the parameters of the ranks may differ now. That rank has said what went wrong. Begin again "
         "from a checkpoint on all ranks. No gradient of this step was applied"
     )

@@ -90,6 +90,7 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, Restorable):  # type: 
             variables, given, outer, lambda: self._trains, self._own_optimizer, process_set
         )
         self._first = 0
+        self._begins = True  # whether the next batch is the first one of a fit
 
     @property
     def _trains(self) -> Any:
@@ -106,18 +107,6 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, Restorable):  # type: 
                 "the model's optimizer is an hvd.DistributedOptimizer, which exchanges gradients: give the model the "
                 f"optimizer that it wraps. Write: {LINE}"
             )
-
-    def begin(self) -> None:
-        """Takes the variables as the anchor, after something other than training has changed them on all ranks.
-
-        LocalSGD does so when it is made, and again at the first batch of ``model.fit``.
-
-        Raises:
-            RuntimeError: an exchange is in flight; or ``close`` was called.
-        """
-        self._updates.engine.check_open()
-        self._updates.check_idle("begin")
-        self._updates.begin_anew()
 
     def step(self, steps: int = 1) -> None:
         """After a local step, or several: exchanges that are due begin or end.
@@ -147,10 +136,13 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, Restorable):  # type: 
     def on_train_begin(self, logs: Any = None) -> None:
         self._refuse_distributed()
         self._updates.check_parameters()
+        self._begins = True
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if not self._updates.begun:  # other callbacks may have loaded the variables
-            self.begin()
+        if self._begins:
+            self._begins = False
+            if not self._updates.begun or self._updates.loaded():  # by other callbacks, say
+                self.begin()
         self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -76,12 +76,18 @@ class Updates(LocalExchanges[Array]):
         super().__init__(given, collectives, parameters, nbytes, _FlatArrays())
         self.begin()
 
-    def begin_anew(self) -> None:
-        """Takes the variables as the anchor again. The ranks are compared again at the next exchange."""
+    def move_anchors(self) -> None:
         for kept in (self.anchors, self.bases):
             for one, variable in zip(kept, self.variables, strict=bool(kept)):
                 one.assign(tf.cast(variable, one.dtype))
-        self.agreed = False
+
+    def loaded(self) -> bool:
+        """Whether a variable is not its anchor, rounded, though there was no step since the last exchange."""
+        apart = self._times is not None or self.local.mix is not None
+        if apart or any(self.clock > one.began for one in self.fragments):
+            return False
+        pairs = zip(self.anchors, self.variables, strict=True)
+        return any(bool(tf.reduce_any(tf.cast(anchor, one.dtype) != one)) for anchor, one in pairs)
 
     # As LocalState and LocalExchanges say
 

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
+from hvd_deepreduce.engine.local_state import WITHIN
 from hvd_deepreduce.engine.parameter import VELOCITY
 from hvd_deepreduce.exchange.messages import PeerCollectives
 from hvd_deepreduce.torch.fsdp import Replicas
@@ -317,11 +318,7 @@ class _OfLocalSGD(_Checkpointed):
     def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
         updates = self.updates
         if self.saved_size > self.size and any(began < shared["clock"] for began in shared["began"]):
-            _log.warning(
-                "the checkpoint of %d replicas was saved within a period, and %d are here: what the others had done "
-                "since their last exchange is lost. Call sync() on all ranks before such a checkpoint is saved",
-                self.saved_size, self.size,
-            )  # fmt: skip
+            _log.warning(WITHIN)
         local = {key: (mine if key == "due" else shared)[key] for key in updates.counts()}
         local |= {key: shared[key] for key in ("frozen", "resting") if key in shared}  # earlier checkpoints have none
         local |= {what: tensors[what] for what in ("anchors", "bases", "starts")}

@@ -97,6 +97,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         ConfigError: the config cannot be used.
     """
 
+    _sharded: list[Any]
     _step_supports_amp_scaling = True  # GradScaler then calls step() even if it must be skipped
     _steps: Steps
 
@@ -150,11 +151,18 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         if store is not None:
             check_store(given, store)
         self._updates: Updates = Updates(given, optimizer, names, pairs, outer, process_set, process_group, store)
+        self._sharded = fsdp_modules(model)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("param_groups", "state", "defaults") or name.startswith("_optimizer_"):  # and its hooks
             return getattr(self.inner, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled, because its residuals belong to their rank: use "
+            "state_dict()"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
@@ -221,7 +229,17 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         scale = getattr(self, "grad_scale", None)
         if scale is not None:
             gradients = [own(one.grad) for one in self._updates.tensors if one.grad is not None]
-            torch._foreach_div_(gradients, float(scale))
+            if gradients:
+                torch._foreach_div_(gradients, float(scale))
+
+    def sync(self) -> None:
+        super().sync()
+        self._reshard()
+
+    def _reshard(self) -> None:
+        """FSDP keeps what the root module has gathered in a forward pass that no backward pass follows."""
+        for module in self._sharded:
+            module.reshard()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: that of the wrapped optimizer, and under ``local_sgd`` anchor, outer optimizer, residuals
@@ -232,7 +250,8 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             ContainerError: as ``step``.
             RuntimeError: ``close`` was called.
         """
-        return {**self.inner.state_dict(), "local_sgd": self._updates.state_dict()}
+        updates = self._updates.state_dict()  # first: it may let the wrapped optimizer's state begin anew
+        return {**self.inner.state_dict(), "local_sgd": updates}
 
     def load_state_dict(self, state_dict: Any, *, reshard: Reshard = False) -> None:
         """Continues where ``state_dict`` was called. The model must be loaded too.
@@ -274,7 +293,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         return copy.deepcopy(self.inner.state_dict()), self._updates.snapshot()
 
     def rewind(self, snapshot: tuple[dict[str, Any], Snapshot]) -> None:
-        self._load_inner(snapshot[0])
+        self._load_inner(copy.deepcopy(snapshot[0]))  # which keeps the arrays that it is given
         self._updates.rewind(snapshot[1])
 
     def elastic_state(self) -> _Elastic:
@@ -287,6 +306,12 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         if self._updates.clock != updates[1]["clock"]:
             self._load_inner(inner)
         self._updates.sync_from_root(updates)
+
+
+def fsdp_modules(model: Model) -> list[Any]:
+    """The modules of the model that ``fully_shard`` was applied to."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return [one for one in modules if callable(getattr(type(one), "reshard", None))]
 
 
 class Steps:

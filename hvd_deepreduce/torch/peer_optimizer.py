@@ -22,7 +22,7 @@ from hvd_deepreduce.engine.peers import Peers, Quorum
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch import sharding
 from hvd_deepreduce.torch.discovery import look_at_optimizers
-from hvd_deepreduce.torch.local_sgd import LocalSGD, Steps, check_store, trained
+from hvd_deepreduce.torch.local_sgd import LocalSGD, Steps, check_store, fsdp_modules, trained
 from hvd_deepreduce.torch.rendezvous import ranks_of
 from hvd_deepreduce.torch.tensors import TorchTensors, accumulated_in, hashes, own
 from hvd_deepreduce.torch.updates import Updates, numbers
@@ -185,6 +185,7 @@ class PeerOptimizer(LocalSGD):
         names, pairs = trained(optimizer, model, None, True, "PeerOptimizer", LINE)
         self.inner = optimizer
         self._updates: Gradients = Gradients(options, optimizer, names, pairs, store, scheduler, mates)
+        self._sharded = fsdp_modules(model)
         self._steps = self._updates.steps
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -225,6 +226,7 @@ class PeerOptimizer(LocalSGD):
             updates.peers.check()
             with updates.together():
                 updates.peers.catch_up(updates.fragments[0])
+            self._reshard()
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor:

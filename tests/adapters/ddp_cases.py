@@ -277,7 +277,7 @@ def an_error_while_decoding_on_one_rank():
             with decoding_fails(dist.get_rank() == size - 1):
                 job.step(2)
         assert np.array_equal(before, job.flat()) == behind
-        match = "INTERNAL ASSERT" if behind else f"an error has left {ranks} rank.* behind: its last step was applied"
+        match = "INTERNAL ASSERT" if behind else f"an error has left {ranks} rank.* behind: other ranks may"
         with pytest.raises(RuntimeError, match=match):
             job.step(3)
         assert job.engine.failed == behind

@@ -114,6 +114,19 @@ def lossy_updates_and_residuals_on_shards():
 
 
 @case
+def what_is_computed_after_a_sync_is_the_same_on_all_replicas():
+    """FSDP keeps what the root has gathered for an evaluation."""
+    job = Job(IN_MODEL, every=50).run(3)
+    with torch.no_grad():
+        before = loss_of(job.model, 9, [0])
+        job.optimizer.sync()
+        after = loss_of(job.model, 9, [0])
+    losses = [None] * dist.get_world_size()
+    dist.all_gather_object(losses, after.item())
+    assert len(set(losses)) == 1 and after != before
+
+
+@case
 def what_fsdp_offers():
     config, expected = {**LOSSLESS, "scope": "model"}, None
     expected = unsharded(config, 5, every=2)

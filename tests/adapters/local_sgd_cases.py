@@ -105,12 +105,14 @@ def lossy_updates_equal_the_same_by_hand():
         assert np.array_equal(trainer.flat(), by_hand.own()) and len(set(on.gathered(by_hand.own().tobytes()))) > 1
         by_hand.synchronize()
         for _ in range(2):  # nothing was done since: nothing is exchanged
+            before = trainer.local.stats()["total"]
             trainer.local.sync()
             assert np.array_equal(trainer.flat(), by_hand.anchor.flat())
             check_same(trainer)
         total = trainer.local.stats()["total"]
         assert total["steps"] == 3 and 0 < total["bytes_sent"] < total["dense_bytes"]
-        assert [one["total"]["steps"] for one in heard] == [1, 2, 3] and heard[-1]["total"] == total
+        assert [one["total"]["steps"] for one in heard] == [1, 2, 3] and heard[-1]["total"] == before
+        assert 0 < total["bytes_sent"] - before["bytes_sent"] < 300, "a step check"
         sizes = 4 * trainer.flat().size
         assert total["dense_bytes"] == pytest.approx(8 * 2 * (on.size() - 1) / on.size() * sizes, abs=50)
 
@@ -245,7 +247,7 @@ def an_error_while_decoding_on_one_rank():
     with pytest.raises(MemoryError, match="no room") if behind else nullcontext(), decoding_fails(behind):
         trainer.train(1, 1)
     for step in (2, 3):
-        with pytest.raises(MismatchError, match="an error has left 1 rank behind: its last step was applied"):
+        with pytest.raises(MismatchError, match="an error has left 1 rank behind: other ranks may have applied"):
             trainer.train(1, step)
     trainer.load(saved)
     trainer.train(2, 1)

@@ -279,6 +279,11 @@ def a_callback_of_fit_exchanges_as_a_loop_does():
         np.testing.assert_allclose(flat(model.trainable_variables), expected.flat(), rtol=0, atol=0.02)
         assert seen.same == [True] * (at_once == 1) and local.stats()["total"]["steps"] == 4
         assert local.state_dict()["clock"] == 12
+        best = network().get_weights()
+        model.set_weights(best)  # as EarlyStopping(restore_best_weights=True) does at the end of fit
+        model.compile(SGD(0.0), loss)
+        model.fit(x[:64], y[:64], 16, shuffle=False, verbose=0, callbacks=[local])
+        assert all(np.array_equal(one, other) for one, other in zip(model.get_weights(), best, strict=True))
     model.compile(hvd.DistributedOptimizer(SGD(0.1)), loss)
     with pytest.raises(TypeError, match="the model's optimizer is an hvd.DistributedOptimizer, which exchanges"):
         model.fit(x, y, verbose=0, callbacks=[local])

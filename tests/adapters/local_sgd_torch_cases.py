@@ -6,6 +6,7 @@ mpirun -np 2 python tests/adapters/local_sgd_torch_cases.py [CASE ...]
 from __future__ import annotations
 
 import copy
+import pickle
 from functools import partial
 
 import horovod.torch as hvd
@@ -230,6 +231,37 @@ def other_scopes_exchanges_and_dtypes():
         assert len(set(hvd.allgather_object(model.flat().tobytes()))) == 1
         assert last < 0.9 * first, (config, first, last)
         model.optimizer.close()
+
+
+@case
+def other_weights_are_loaded():
+    """Without begin(), exchanges would bring the old ones back."""
+    trainer = Trainer("adam", LOSSY, every=2, outer="nesterov")
+    best = trainer.flat()
+    trainer.train(10)
+    trainer.put(best)
+    trainer.local.begin()
+    for group in trainer.local.param_groups:
+        group["lr"] = 0.0
+    trainer.train(4, 10)
+    assert np.array_equal(trainer.flat(), best) and trainer.residuals()[0].size
+
+
+@case
+def it_is_not_copied_and_a_snapshot_serves_twice():
+    trainer = Trainer("adam", LOSSY, every=2)
+    trainer.train(4)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a LocalSGD cannot be copied or pickled.*use state_dict"):
+            copied(trainer.local)
+    kept, parameters = trainer.local.snapshot(), trainer.flat()
+    ends = []
+    for _ in range(2):
+        trainer.put(parameters)
+        trainer.local.rewind(kept)
+        trainer.train(5, 4)
+        ends.append(trainer.flat())
+    assert np.array_equal(*ends)
 
 
 @case

@@ -218,6 +218,57 @@ def test_ranks_that_begin_with_other_parameters_get_an_error():
     run_ranks(2, work)
 
 
+@pytest.mark.parametrize("steps", [[4, 5], [8, 8]])
+def test_sync_finds_ranks_that_part_also_after_an_exchange(steps):
+    """A rank that has nothing to exchange says so: the other one would wait for it."""
+
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [4], every=4)
+        for _ in range(steps[collectives.rank()]):
+            updates.step()
+        said = ""
+        try:
+            updates.sync()
+        except MismatchError as error:
+            said = str(error)
+        return said, len(updates.exchanged), updates.engine.stats.total.steps
+
+    one, other = run_ranks(2, work)
+    if steps[0] == steps[1]:
+        assert one == other == ("", 2, 2)
+    else:
+        assert one[0] == other[0] and "clock is 4 on rank 0, 5 on rank 1" in one[0]
+
+
+def test_fragments_are_spread_again_after_a_sync():
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [4, 4], every=8, fragments=2)
+        for step in range(1, 20):
+            updates.step()
+            if step == 7:
+                updates.sync()
+        return updates.exchanged
+
+    for seen in run_ranks(2, work):
+        assert seen == [(4, [0]), (7, [0]), (7, [1]), (11, [0]), (15, [1]), (19, [0])]
+
+
+def test_a_new_anchor_has_no_residual():
+    def work(collectives):
+        updates = NumpyUpdates(collectives, [40], {**ALL, "sparsifier": {"name": "topk", "density": 0.1}}, every=1)
+        updates.own[0] += np.arange(40) * (1 + collectives.rank())
+        updates.step()
+        before = updates.engine.residual_of("p0").copy()
+        for one in updates.own:
+            one[:] = 7
+        updates.begin_anew()
+        updates.step()
+        return before.any(), updates.own[0]
+
+    for kept, own in run_ranks(2, work):
+        assert kept and (own == 7).all()
+
+
 @pytest.mark.parametrize(
     ("every", "steps", "said"),
     [

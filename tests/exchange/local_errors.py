@@ -157,9 +157,8 @@ def wrong_arguments_on_one_rank() -> None:
         "patience is nan": {"patience": math.nan if RANK == BAD else 20},
     }
     for word, arguments in cases.items():
-        refused_promptly(
-            f"rank {BAD}: ", word, call=lambda r, a=arguments: densestream.allreduce(COMM, mine(), **{"timeout": 20} | a)
-        )
+        given = {"timeout": 20, **arguments}
+        refused_promptly(f"rank {BAD}: ", word, call=lambda r, a=given: densestream.allreduce(COMM, mine(), **a))
     refused_promptly(
         f"rank {BAD}: algorithm is 'ring'",
         call=lambda r: sparcml.allreduce(COMM, mine(), algorithm="ring" if RANK == BAD else "auto", timeout=20),
