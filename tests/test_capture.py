@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -85,6 +87,54 @@ def test_parameters_without_a_gradient_are_zeros(tmp_path):
     assert len(recorder.files) == 1
 
 
+class Heads(torch.nn.Module):
+    """Of which a call uses some."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.one, self.other = (torch.nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x, *heads):
+        return sum(getattr(self, head)(self.body(x)) for head in heads).square().sum()
+
+
+def test_a_layer_that_a_pass_does_not_use_is_not_of_another_pass(tmp_path):
+    network = Heads()
+    capture = Capture(network, tmp_path / "of.npz", [2])
+    for step, heads in enumerate((["one"], ["one", "other"], ["other"]), 1):
+        network.zero_grad()
+        network(torch.full((2, 3), float(step)), *heads).backward()
+        if step == 2:
+            expected = [one.grad.reshape(-1) for one in network.parameters()]
+    assert np.array_equal(gradient_file.read(capture.files[0], "gradient", 0), torch.cat(expected).numpy())
+
+
+def test_of_several_passes_a_layer_has_its_gradient_from_any(tmp_path):
+    network = Heads()
+    capture = Capture(network, tmp_path / "of.npz", [1], passes=2)
+    for head in ("other", "one"):
+        network(torch.ones(2, 3), head).backward()
+    expected = torch.cat([one.grad.reshape(-1) for one in network.parameters()]).numpy()
+    network.eval()(torch.ones(2, 3), "one")
+    assert np.array_equal(gradient_file.read(capture.files[0], "gradient", 0), expected)
+
+
+def test_the_last_step_of_a_job_is_written(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", LAST, str(tmp_path / "of.npz")], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert gradient_file.about(tmp_path / "of.npz")["without_gradient"] == ["1.weight", "1.bias"]
+
+
+LAST = """
+import sys, torch
+from hvd_deepreduce.torch import Capture
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+Capture(model, sys.argv[1], [1])
+model[0](torch.ones(1, 2)).sum().backward()
+"""
+
+
 def test_accumulators_are_gradients_and_residuals(tmp_path):
     recorder = Recorder(tmp_path / "of.npz", [1], SHAPES, accumulators=True, rank=3, all_ranks=True)
     file = tmp_path / "of_rank3.npz"
@@ -102,12 +152,19 @@ def test_what_cannot_be_recorded_is_an_error(tmp_path, monkeypatch):
         ("would take 80 bytes", {"max_bytes": 79, "accumulators": True}),
         ("matches none of the 2 parameters", {"only": "layer4.*"}),
         ("passes is 0; a step has one backward pass or more", {"passes": 0}),
+        ("passes is 1.5; a step has", {"passes": 1.5}),
     ):
         with pytest.raises(ValueError, match=match):
             Recorder(file, [1], SHAPES, **given)
-    for steps in ([0], [], ["x"]):
+    for steps in ([0], [], ["x"], [1.5], [None], 10):
         with pytest.raises(ValueError, match="must be numbers from 1 on"):
             Capture(model(), file, steps)
+    with pytest.raises(ValueError, match="no parameters that are trained"):
+        Capture(model().requires_grad_(False), file)
+    with pytest.raises(TypeError, match="compression is 'recommended'; it must be"):
+        Capture(model(), file, compression="recommended")
+    with pytest.raises(TypeError, match="parameter weight is complex"):
+        Capture(torch.nn.Linear(2, 2, dtype=torch.complex64), file)
     with pytest.raises(ValueError, match="must end in .npz"):
         Capture(model(), tmp_path / "of.pt")
     (tmp_path / "folder.npz").mkdir()
@@ -126,7 +183,7 @@ def test_a_job_goes_on_where_its_gradients_cannot_be_written(tmp_path, monkeypat
         train(network, 2)
     train(network, 1)
     assert "step 1 were not captured" in caplog.text and "No space left" in caplog.text
-    assert [file.name for file in capture.files] == ["of.npz"] and capture.done
+    assert [file.name for file in capture.files] == ["of_step3.npz"] and capture.done
 
 
 def test_files_of_something_else_are_an_error(tmp_path):

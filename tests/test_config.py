@@ -1,3 +1,4 @@
+import inspect
 import json
 from pathlib import Path
 
@@ -7,7 +8,18 @@ import yaml
 from pydantic import ValidationError
 
 from hvd_deepreduce import Config, ConfigError
-from hvd_deepreduce.codecs.interfaces import Registry, index_codecs, joint_codecs, sparsifiers, value_codecs
+from hvd_deepreduce.codecs.index.raw import Raw as RawIndex
+from hvd_deepreduce.codecs.interfaces import (
+    IndexCodec,
+    Registry,
+    RngKey,
+    Sparsifier,
+    ValueCodec,
+    index_codecs,
+    joint_codecs,
+    sparsifiers,
+    value_codecs,
+)
 from hvd_deepreduce.codecs.sparsify.topk import TopK
 from hvd_deepreduce.codecs.value.qsgd import QSGD
 from hvd_deepreduce.codecs.value.raw import Raw
@@ -298,16 +310,17 @@ def test_a_registry_refuses_bad_numbers_and_second_names(codec):
         name = "bad"
         id = codec
 
-    registry = Registry("value")
+    registry = Registry("value", ValueCodec)
     registry.register(Raw)
+    registry.register(Raw)  # as by a cell of a notebook that runs again
     with pytest.raises(ValueError, match=r"has an id outside its range: it must be 192 to 254"):
         registry.register(Bad)
     with pytest.raises(ValueError, match=r"value codec 'raw' \(id 1, from .*\) has the name or the id of 'raw'"):
-        registry.register(Raw)
+        registry.register(type("Other", (Raw,), {"__module__": Raw.__module__, "id": Raw.id}))
 
 
 def test_external_codecs_have_their_own_numbers():
-    registry = Registry("value")
+    registry = Registry("value", ValueCodec)
     mine = type("Mine", (Raw,), {"__module__": "my_package.mine", "name": "mine", "id": 200})
     assert registry.register(mine) is registry.find(200) is mine
     for module, number, allowed in (("my_package", 12, "192 to 254"), (Raw.__module__, 200, "1 to 191, or 255")):
@@ -320,6 +333,52 @@ def test_external_codecs_have_their_own_numbers():
             registry.register(other)
     with pytest.raises(ValueError, match="value codec 7 is unknown; this release knows 200 mine"):
         registry.find(7)
+    for base, more, match in (
+        (Raw, {"name": None, "id": 201}, "needs the class attributes name, a string, and id, an integer"),
+        (Raw, {"name": "other", "id": "201"}, "needs the class attributes name, a string, and id, an integer"),
+        (RawIndex, {"name": "other", "id": 201}, "must be a subclass of ValueCodec"),
+        (ValueCodec, {"name": "other", "id": 201}, "lacks decode, encode"),
+        (Raw, {"name": "other", "id": 201, "decode": lambda self: None}, "must be a @staticmethod"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            registry.register(type("Other", (base,), {"__module__": "my_package", **more}))
+
+
+INT64, SHORT, ONES = np.arange(3), np.arange(2, dtype=np.uint32), np.ones(3, np.float32)
+FIELDS, SECTION = np.arange(3, dtype=np.uint32), np.zeros(12, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "function", "found", "match"),
+    [
+        ("sparsifier", TopK, "select", (INT64, ONES), r"indices that select\(\) of .* is int64\[3\]; it must"),
+        ("sparsifier", TopK, "select", (FIELDS + np.uint32(9), ONES), "an index is out of order or not below"),
+        ("sparsifier", TopK, "select", (FIELDS, np.ones(4, "f4")), r"values that .* is float32\[4\].* float32 \[3\]"),
+        ("index", RawIndex, "encode", (SECTION, INT64), "support that encode.* is int64"),
+        ("index", RawIndex, "encode", (b"bytes", FIELDS), "section that encode.* is bytes; it must be an array uint8"),
+        ("index", RawIndex, "decode", SHORT, r"support that decode.* is uint32\[2\].* uint32 \[3\]"),
+        ("index", RawIndex, "decode", FIELDS[::-1].copy(), "an index is out of order"),
+        ("value", Raw, "encode", SECTION, "what encode.* is ndarray; it must be a tuple of two"),
+        ("value", Raw, "encode", (SECTION, SHORT), r"order that encode.* is uint32\[2\]"),
+        ("value", Raw, "decode", np.ones(2, "f4"), r"values that decode.* is float32\[2\].* float32 \[3\]"),
+        ("value", Raw, "decode", np.ones(3, "i4"), "values that decode.* is int32"),
+    ],
+)  # fmt: skip
+def test_what_a_codec_of_another_package_returns_is_checked(kind, base, function, found, match):
+    """Native code takes it as it is, and would read and write elsewhere."""
+    kinds = {"sparsifier": Sparsifier, "index": IndexCodec, "value": ValueCodec}
+    static = isinstance(inspect.getattr_static(base, function), staticmethod)
+    made = staticmethod(lambda *_: found) if static else lambda *_: found
+    codec = type("Mine", (base,), {"__module__": "mine", "name": "mine", "id": 200, function: made})
+    Registry(kind, kinds[kind]).register(codec)
+    key, three = RngKey(0, 0, 0), np.ones(3, np.float32)
+    arguments = {
+        "sparsifier": (np.ones(5, np.float32), None, key, 1),
+        "index": (SECTION, 5, 3, key) if function == "decode" else (FIELDS, 5, key),
+        "value": (SECTION, 3, FIELDS, np.dtype("f4"), key) if function == "decode" else (three, FIELDS, key),
+    }[kind]
+    with pytest.raises(ValueError, match=match):
+        getattr(codec if static else codec(), function)(*arguments)
 
 
 def test_the_default_scope_is_the_fastest_in_which_all_settings_have_an_effect():

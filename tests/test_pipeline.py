@@ -107,6 +107,18 @@ def test_a_gradient_that_is_not_contiguous_is_refused():
         PLAIN.decode([], np.zeros(20, np.float32)[::2])
 
 
+@pytest.mark.parametrize("name", ["recommended", "topk_raw", "signtopk"])
+def test_the_residual_of_another_gradient_and_other_dtypes_are_refused(name):
+    pipeline, gradient = Pipeline(Config.load(name)), np.ones(100, np.float32)
+    for residual in (np.zeros(10, np.float32), np.zeros(1000, np.float32), np.zeros(100, np.float64)):
+        for version in (1, 2):
+            with pytest.raises(ValueError, match=r"gradient float32 \[100\]: give the residual of this gradient"):
+                pipeline.encode(gradient, residual, RngKey(0, 0, 0), version)
+        assert not residual.any()
+    with pytest.raises(TypeError, match="an array is float16; float32 or float64 is needed"):
+        pipeline.encode(gradient.astype(np.float16), None, RngKey(0, 0, 0))
+
+
 def test_memory_whose_elements_are_not_aligned_is_refused():
     """Vector instructions would end the process."""
     gradient, out = (np.zeros(44, np.uint8)[past : past + 40].view(np.float32) for past in (1, 2))

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from hvd_deepreduce.codecs.checked import guard
 from hvd_deepreduce.ops.types import U8, U32, Floats, Parts
 
 __all__ = [
@@ -351,31 +352,44 @@ class Registry:
 
     Args:
         kind: what a config calls the kind, such as ``"index"``.
+        base: the class of all of them.
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, base: type[Codec] = Codec) -> None:
+        self.kind, self._base = kind, base
         self.by_name: dict[str, type[Codec]] = {}
         self.by_id: dict[int, type[Codec]] = {}
 
     def register(self, codec: type[C]) -> type[C]:
-        """Class decorator: configs can name the codec from now on, and containers can contain it.
+        """Class decorator: configs can name the codec from now on, and containers can contain it. What a codec of
+        another package returns is checked (``checked.py``). A class takes the place of an earlier one of the same name
+        and module, as when a cell of a notebook runs again.
 
         Raises:
-            ValueError: the name or the number is taken, or the number is outside the codec's range: 192 to 254 for
-                codecs of other packages, 1 to 191 and 255 for this package's.
+            ValueError: it is not a codec of this kind, it lacks a function, the name or the number is missing or taken,
+                or the number is outside the codec's range: 192 to 254 for codecs of other packages, 1 to 191 and 255
+                for this package's.
         """
         external = codec.__module__.split(".")[0] != __name__.split(".")[0]
-        what = f"{self.kind} codec {codec.name!r} (id {codec.id}, from {codec.__module__})"
+        name, number = getattr(codec, "name", None), getattr(codec, "id", None)
+        what = f"{self.kind} codec {name!r} (id {number}, from {codec.__module__})"
+        if not isinstance(name, str) or type(number) is not int:
+            raise ValueError(f"{what} needs the class attributes name, a string, and id, an integer")
+        if not issubclass(codec, self._base):
+            raise ValueError(f"{what} must be a subclass of {self._base.__name__}, as all codecs of this kind are")
+        if missing := ", ".join(sorted(getattr(codec, "__abstractmethods__", ()))):
+            raise ValueError(f"{what} lacks {missing}: define what {self._base.__name__} declares")
         if not 0 < codec.id < 256 or external != (codec.id in EXTERNAL_IDS):
             allowed = "192 to 254, as for all codecs of other packages" if external else "1 to 191, or 255"
             raise ValueError(f"{what} has an id outside its range: it must be {allowed}")
         for other in (self.by_name.get(codec.name), self.by_id.get(codec.id)):
-            if other is not None:
+            if other is not None and (other.__module__, other.__qualname__) != (codec.__module__, codec.__qualname__):
                 raise ValueError(
                     f"{what} has the name or the id of {other.name!r} (id {other.id}, from {other.__module__}): "
                     "choose a free one"
                 )
+        if external:
+            guard(self.kind, self._base, codec)
         self.by_name[codec.name] = codec
         self.by_id[codec.id] = codec
         return codec
@@ -402,7 +416,7 @@ class Registry:
         return self.by_id[number]
 
 
-sparsifiers = Registry("sparsifier")
-index_codecs = Registry("index")
-value_codecs = Registry("value")
-joint_codecs = Registry("joint")
+sparsifiers = Registry("sparsifier", Sparsifier)
+index_codecs = Registry("index", IndexCodec)
+value_codecs = Registry("value", ValueCodec)
+joint_codecs = Registry("joint", JointCodec)

@@ -22,6 +22,7 @@ from hvd_deepreduce.codecs.interfaces import (
 from hvd_deepreduce.config import plugins, unused_settings
 from hvd_deepreduce.config.error_feedback import memories
 from hvd_deepreduce.config.local_sgd import LocalSettings
+from hvd_deepreduce.config.schedule import DensitySchedule
 from hvd_deepreduce.exchange.settings import AutoExchange, ReduceScatter, exchanges
 
 MOST_VALUES = 100_000
@@ -190,6 +191,9 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
             made[kind] = _codec(registry, made[kind])
     if isinstance(made.get("local"), Mapping):
         made["local"] = build(LocalSettings, "local", made["local"])
+    if isinstance(schedule := made.get("density_schedule"), Mapping):
+        named = {str(key): value for key, value in schedule.items()}
+        made["density_schedule"] = build(DensitySchedule, "density_schedule", named)
     return made
 
 

@@ -166,6 +166,11 @@ class Wishes:
                     self.callbacks.remove(one)
 
 
+def _norm(values: Floats) -> float:
+    """The l2 norm, also of values whose squares are beyond their dtype."""
+    return float(np.linalg.norm(values.astype(np.float64, copy=False)))
+
+
 @dataclass
 class Stats:
     """Counters since the start, and of the step that is under way or was the last. Threads may share it.
@@ -210,8 +215,8 @@ class Stats:
         Args:
             residual: what earlier steps have left; None: nothing.
         """
-        norm = float(np.linalg.norm(gradient))
-        ratio = float(np.linalg.norm(residual)) / norm if residual is not None and norm else 0.0
+        norm = _norm(gradient)
+        ratio = _norm(residual) / norm if residual is not None and norm else 0.0
         if norm and math.isfinite(norm) and math.isfinite(ratio):
             self.residual_ratio[name] = ratio
 

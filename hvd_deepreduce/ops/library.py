@@ -110,11 +110,16 @@ def kernel(name: str, result: str, arguments: str) -> Kernel:
 
 
 def kernels_by_dtype(name: str, result: str, arguments: str) -> dict[np.dtype[Any], Kernel]:
-    """The functions ``dr_<name>_f32`` and ``dr_<name>_f64``, by dtype."""
-    return {
+    """The functions ``dr_<name>_f32`` and ``dr_<name>_f64``, by dtype. Another dtype is a ``TypeError``."""
+    return _ByDtype({
         np.dtype(np.float32): kernel(f"{name}_f32", result, arguments),
         np.dtype(np.float64): kernel(f"{name}_f64", result, arguments),
-    }
+    })  # fmt: skip
+
+
+class _ByDtype(dict[np.dtype[Any], Kernel]):
+    def __missing__(self, dtype: np.dtype[Any]) -> Kernel:
+        raise TypeError(f"an array is {dtype}; float32 or float64 is needed, in this machine's order of bytes")
 
 
 _REASONS = {

@@ -88,7 +88,10 @@ class Pipeline:
 
         Raises:
             ContainerError: the gradient has more than 2^32 - 1 elements. Nothing has changed then.
+            ValueError: the residual is that of another gradient.
         """
+        if residual is not None and (residual.size != gradient.size or residual.dtype != gradient.dtype):
+            raise _other_residual(residual, gradient.size, gradient.dtype)
         if self.fused is not None and version == 2:
             try:
                 packed = self.fused.encode(gradient, residual, key, self.shared.digest, finite, sparsifier, into)
@@ -281,10 +284,7 @@ class Pipeline:
             )
         indices, values = np.ascontiguousarray(gradient.indices), np.ascontiguousarray(gradient.values)
         if residual is not None and (residual.size, residual.dtype) != (gradient.numel, values.dtype):
-            raise ValueError(
-                f"the residual is {residual.dtype} [{residual.size}], and the gradient {values.dtype} "
-                f"[{gradient.numel}]: give the residual of this gradient"
-            )
+            raise _other_residual(residual, gradient.numel, values.dtype)
         try:
             with deferred.encoding(values, residual, threads):
                 if residual is not None:
@@ -483,6 +483,13 @@ class Pipeline:
                 values = values[support]
             parts.append((support, values))
         return SparseTensor(numel, *sparse.total(parts, dtype, scale))
+
+
+def _other_residual(residual: Floats, numel: int, dtype: np.dtype[Any]) -> ValueError:
+    return ValueError(
+        f"the residual is {residual.dtype} [{residual.size}], and the gradient {dtype} [{numel}]: give the residual of "
+        "this gradient"
+    )
 
 
 def _check_size(numel: int) -> None:

@@ -142,7 +142,8 @@ def _numpy(file: Path, kind: type, most: int = MOST) -> Any:
                 gradient_file.check_header(stream, 8 * most)
         found = np.load(file)
     except Exception as error:  # NumPy's, zipfile's and tokenize's
-        raise GradientError(f"{file} cannot be read as NumPy's: {error}") from None
+        why = "it is something else, or holds Python objects" if "pickle" in str(error) else error
+        raise GradientError(f"{file} cannot be read as NumPy's: {why}") from None
     if not isinstance(found, kind):
         raise GradientError(f"{file} has the name of one kind of NumPy's files, and is another: .npy is one array")
     return found
@@ -200,13 +201,24 @@ def _of_torch(file: Path, most: int) -> tuple[dict[str, Any], str]:
     return found, "/".join(sorted({str(one.dtype).removeprefix("torch.") for one in given.values()}))
 
 
+def _beyond(values: Any) -> bool:
+    """Whether finite values are infinite in float32, or all of them zero that are not."""
+    sizes = np.abs(values[np.isfinite(values)])
+    largest = sizes.max(initial=0.0)
+    return bool(largest > np.finfo(np.float32).max or 0 < largest < np.finfo(np.float32).smallest_subnormal)
+
+
 def _joined(file: Path, found: Mapping[str, Any]) -> Gradient:
     for name, one in found.items():
         if one.dtype.kind != "f":
             raise GradientError(f"{file} must hold floating-point numbers, and {name} has the dtype {one.dtype}")
     if not sum(one.size for one in found.values()):
         raise GradientError(f"{file} holds no elements")
-    vector = np.concatenate([one.reshape(-1).astype(np.float32) for one in found.values()])
+    with np.errstate(over="ignore", under="ignore"):
+        vector = np.concatenate([one.reshape(-1).astype(np.float32) for one in found.values()])
+    for name, one in found.items():
+        if one.dtype.itemsize > 4 and _beyond(one):
+            raise GradientError(f"{name} in {file} has values beyond float32, in which this command works: scale them")
     dtypes = "/".join(sorted({str(one.dtype) for one in found.values()}))
     shapes = [one.shape for one in found.values()]
     return Gradient(vector, list(found), shapes, f"the gradient in {file.name}", dtypes, {})

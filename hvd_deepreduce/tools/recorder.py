@@ -5,11 +5,14 @@ The frameworks' ``Capture`` is a ``Recorder`` that is given each gradient as it 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from operator import index
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypedDict
@@ -41,8 +44,9 @@ class Recorder:
     """Collects one rank's gradients of the wanted steps, and writes a file for each.
 
     A step is a backward pass, or ``passes`` of them. One begins when a gradient comes of a parameter that has had one
-    in this pass already. A file is written when all parameters' gradients are there, and otherwise when the next pass
-    begins, with zeros for parameters without a gradient. The gradient of a step's last pass is recorded.
+    in this pass already, or after ``end_pass``. A file is written when all parameters' gradients are there, and
+    otherwise when the next pass begins, or the process ends, with zeros for parameters without a gradient. The gradient
+    of a step's last pass is recorded.
 
     Args:
         file, steps, only, all_ranks, passes, max_bytes: as of PyTorch's ``Capture``.
@@ -76,11 +80,14 @@ class Recorder:
         self.files: list[Path] = []
         self._lock = Lock()
         found, self._steps = _where(file, steps)
+        self._several = len(self._steps) > 1
         if found is None or (rank and not all_ranks):
             self._steps = []
             return
         self._file = found.with_name(f"{found.stem}_rank{rank}{found.suffix}") if all_ranks else found
         self._shapes = {name: list(shape) for name, shape in shapes.items() if fnmatchcase(name, only)}
+        if not shapes:
+            raise ValueError("the model has no parameters that are trained, so there are no gradients to capture")
         if not self._shapes:
             raise ValueError(f"only is {only!r}, which matches none of the {len(shapes)} parameters: correct it")
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
@@ -91,8 +98,8 @@ class Recorder:
                 f"the captured vectors of a step would take {size:,} bytes, and max_bytes is {max_bytes:,}: raise it, "
                 "or record fewer parameters, as with only='layer4.*'"
             )
-        if passes < 1:
-            raise ValueError(f"passes is {passes}; a step has one backward pass or more")
+        if type(passes) is not int or passes < 1:
+            raise ValueError(f"passes is {passes!r}; a step has one backward pass or more, an integer")
         folder = next(one for one in self._file.absolute().parents if one.exists())
         if self._file.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
             why = "is a folder" if self._file.is_dir() else f"would be in {folder}, which cannot be written to"
@@ -100,6 +107,7 @@ class Recorder:
         self._about, self._rank, self._pass, self._passes = dict(about or {}), rank, 1, passes
         self._came: set[str] = set()
         self._vectors: dict[str, list[gradient_file.Vector]] = {}
+        atexit.register(_close_at_exit, weakref.ref(self))
 
     @property
     def done(self) -> bool:
@@ -117,9 +125,7 @@ class Recorder:
             if self.done or name not in self._shapes:
                 return
             if name in self._came:  # of the next pass
-                self._write()
-                self._came.clear()
-                self._pass += 1
+                self._end_pass()
             self._came.add(name)
             if self.done or self._pass != self._steps[0] * self._passes:
                 return
@@ -128,6 +134,17 @@ class Recorder:
             self._vectors[name] = [vector, vector if rest is None else vector + rest.astype(np.float32).reshape(-1)]
             if len(self._vectors) == len(self._shapes):
                 self._write()
+
+    def end_pass(self) -> None:
+        """A backward pass has ended, for frameworks that say so: what comes now is of the next one."""
+        with self._lock:
+            if self._came:
+                self._end_pass()
+
+    def _end_pass(self) -> None:
+        self._write()
+        self._came.clear()
+        self._pass += 1
 
     def close(self) -> None:
         """Writes what is there of a step that is under way. Nothing is recorded afterwards. It can be called more than
@@ -140,7 +157,7 @@ class Recorder:
         if self.done or not self._vectors:
             return
         step, file = self._steps.pop(0), self._file
-        if self._steps or self.files:
+        if self._several:
             file = file.with_name(f"{file.stem}_step{step}{file.suffix}")
         parts = [
             self._vectors.get(name) or 2 * [np.zeros(size, np.float32)]
@@ -163,12 +180,19 @@ class Recorder:
         _log.info("the gradients of step %d are in %s", step, file)
 
 
+def _close_at_exit(known: weakref.ref[Recorder]) -> None:
+    """The job's last step may be a wanted one, with a parameter that has no gradient."""
+    recorder = known()
+    if recorder is not None:
+        recorder.close()
+
+
 def _where(file: str | Path | None, steps: Sequence[int]) -> tuple[Path | None, list[int]]:
     """The file (None: nothing is recorded) and the steps, with what the environment says."""
     given: Any = os.environ.get(STEPS_VARIABLE) or steps
     try:
-        numbers = sorted({int(one) for one in (given.split(",") if isinstance(given, str) else given)})
-    except ValueError:
+        numbers = sorted({int(one) for one in given.split(",")} if isinstance(given, str) else set(map(index, given)))
+    except (TypeError, ValueError):
         numbers = []
     if not numbers or numbers[0] < 1:
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,8 @@ class Capture(Recorder):
         max_bytes: the most that the recorded vectors of a step may take in memory; 1 GiB unless it is given.
 
     Raises:
-        TypeError: ``compression`` is a LocalSGD or a PeerOptimizer.
+        TypeError: ``compression`` is a LocalSGD or a PeerOptimizer, or no compression; or a parameter is complex or
+            sharded.
         ValueError: a wrong name or step; no parameter matches; the vectors take more than ``max_bytes``; or a
             compression whose accumulators are not gradient + residual (a memory with momentum, ``hierarchical``).
 
@@ -63,12 +64,16 @@ class Capture(Recorder):
                 f"compression is {type(compression).__name__}, which gives no accumulators of gradients: leave it out, "
                 "to record gradients alone"
             )
+        if compression is not None and not hasattr(compression, "residual"):
+            raise TypeError(f"compression is {compression!r}; it must be the job's DeepReduce or DeepReduceState")
         config = None if compression is None else compression.config
         accumulators = config is not None and config.error_feedback
         if config is not None:
             about["config"] = config.to_dict()
         module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         tensors = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        if imaginary := [name for name, one in tensors.items() if one.is_complex()]:
+            raise TypeError(f"parameter {imaginary[0]} is complex, and a capture has real numbers")
         if sharded := [name for name, one in tensors.items() if is_sharded(one)]:
             raise TypeError(
                 f"parameter {sharded[0]} is sharded, and a capture has whole gradients: record them in a job whose "
@@ -84,9 +89,10 @@ class Capture(Recorder):
                 f"compression has {'hierarchical' if memory is None else f'the memory {memory.name!r}'}, under which "
                 "it does not select from gradient + residual: leave compression out, to record gradients alone"
             )
+        self._tensors, self._residual = tensors, compression.residual if accumulators else None
+        self._handles.append(module.register_forward_pre_hook(self._passed))
         for name, tensor in tensors.items():
-            residual = partial(compression.residual, name) if accumulators else None
-            self._handles.append(tensor.register_post_accumulate_grad_hook(partial(self._take, name, residual)))
+            self._handles.append(tensor.register_post_accumulate_grad_hook(partial(self._take, name)))
 
     def close(self) -> None:
         """As ``Recorder.close``; removes the hooks."""
@@ -95,11 +101,22 @@ class Capture(Recorder):
             handle.remove()
         self._handles = []
 
-    def _take(self, name: str, residual: Callable[[], Any] | None, parameter: torch.Tensor) -> None:
+    def _passed(self, *_: object) -> None:
+        """The model is called: a backward pass before has ended. Of several, a parameter may have its gradient from an
+        earlier one."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        for name, tensor in self._tensors.items() if self._passes > 1 and self._came else ():
+            if name not in self._came:
+                self._take(name, tensor)
+        self.end_pass()
+
+    def _take(self, name: str, parameter: torch.Tensor) -> None:
         """The hook of a parameter."""
-        gradient = parameter.grad
+        gradient, residual = parameter.grad, self._residual
         if gradient is not None:
-            self.put(name, lambda: gradient.detach().to_dense().float().cpu().numpy(), residual)
+            kept = None if residual is None else partial(residual, name)
+            self.put(name, lambda: gradient.detach().to_dense().float().cpu().numpy(), kept)
         if self.done:
             self.close()
 
