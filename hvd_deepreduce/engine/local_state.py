@@ -326,13 +326,14 @@ class LocalState(ABC, Generic[G]):
                     "to load them on another number of ranks, call sync() on all ranks before they are saved"
                 )
             own = first if own is None else own
-            if isinstance(own, Mapping) and any(began < own["clock"] for began in own.get("began") or ()):
-                _log.warning(WITHIN)
             state = map(self._checked, chain([first], states))
         self._checked(own)
         restore = self.restoring(own)
         self.engine.load_state_dict(self._checked(state) if reshard is False else state, reshard=reshard)
         self._restore(restore, own)
+        lost = reshard is not False and self.unpack(own)["size"] > self.collectives.size()
+        if lost and any(began < own["clock"] for began in own["began"]):
+            _log.warning(WITHIN)
 
     def _checked(self, state: Any) -> Any:
         """

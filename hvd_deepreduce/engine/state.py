@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import prod
@@ -24,6 +25,8 @@ MAX_STEP = 1 << 48
 """The largest step count; a container has the lowest 32 bits of it."""
 MAX_TEXT = 1 << 26
 """Bytes of everything but the residuals in a serialized state: about 200,000 parameters."""
+PREFIXES = r"(^|\.)(module|_orig_mod)(?=\.)"
+"""What wrappers put before names."""
 OTHERS = "other arrays"
 """Key of a serialized state: which keys have arrays, besides the residuals."""
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
@@ -86,10 +89,7 @@ def check(
         for name in state[key]:
             known = isinstance(name, str) and (owner(name, parameters) if key == "residuals" else name in parameters)
             if not known:
-                raise ValueError(
-                    f"the state has a parameter {quoted(name)}, but the model does not, or a sharded model has frozen "
-                    "it: load the state of this model, and freeze parameters after that"
-                )
+                raise ValueError(_unknown(name, state[key], parameters))
     for name in parameters:
         if name not in state["steps"]:
             raise ValueError(f"the model has a parameter {name}, but the state does not: load the state of this model")
@@ -106,6 +106,24 @@ def check(
             "without a state"
         )
     return steps, kept
+
+
+def _unknown(name: object, names: Iterable[object], parameters: Mapping[str, Parameter]) -> str:
+    """The error for a name in a state that the model has not."""
+    theirs, ours = (
+        {re.sub(PREFIXES, "", str(one).removeprefix(VELOCITY)).lstrip(".") for one in each}
+        for each in (names, parameters)
+    )
+    if parameters and theirs <= ours:
+        return (
+            f"the state has a parameter {quoted(name)}, and the model's names are as {next(iter(parameters))}: they "
+            "differ by what DistributedDataParallel (module.) or torch.compile (_orig_mod.) puts before them. Give the "
+            "model without these both times, as DeepReduce(model, ...) before torch.compile(model)"
+        )
+    return (
+        f"the state has a parameter {quoted(name)}, but the model does not, or a sharded model has frozen it: load the "
+        "state of this model, and freeze parameters after that"
+    )
 
 
 Reshard = bool | Literal["sum", "mean"]
@@ -136,7 +154,8 @@ def reshard(
     """This rank's share of the states of all ranks of a job that had another number of ranks; changes nothing.
 
     Rank r takes the sum of the states of the ranks r, r + size, r + 2 size, ... So the sum over all ranks is preserved.
-    If there were fewer ranks than now, the last ones start without residuals.
+    If there were fewer ranks than now, the last ones start without residuals. Mean squares of gradients, by which votes
+    are scaled, are no sums: each rank takes their mean over all states.
 
     Args:
         states: one of each rank, in any order. Only one of them is needed in memory at a time.
@@ -173,8 +192,8 @@ def reshard(
             raise ValueError("the states are of different steps: give the states of one checkpoint")
         steps = told
         seen.add(whose[0])
-        if whose[0] % size == rank:
-            for name, residual in residuals.items():
+        for name, residual in residuals.items():
+            if whose[0] % size == rank or _is_mean(name, memory):
                 sums[name] = sums.get(name, 0) + residual.astype(np.float64)
     if steps is None or len(seen) < total:
         missing = sorted(set(range(total)) - seen)
@@ -187,8 +206,13 @@ def reshard(
         dtype = parameter.accumulated_in
         # Sums beyond the dtype become its largest number, as an accumulator does.
         most = float(np.finfo(dtype).max)
-        shares[name] = np.clip(scale * total_of_ranks, -most, most).astype(dtype)
+        factor = 1 / total if _is_mean(name, memory) else scale
+        shares[name] = np.clip(factor * total_of_ranks, -most, most).astype(dtype)
     return steps, shares
+
+
+def _is_mean(name: str, memory: Feedback) -> bool:
+    return memory.leaves_whole and name.startswith(VELOCITY)
 
 
 def _has_keys(state: object) -> bool:

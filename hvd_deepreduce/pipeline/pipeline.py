@@ -91,6 +91,7 @@ class Pipeline:
             ValueError: the residual is that of another gradient.
         """
         if residual is not None and (residual.size != gradient.size or residual.dtype != gradient.dtype):
+            _check_size(gradient.size)
             raise _other_residual(residual, gradient.size, gradient.dtype)
         if self.fused is not None and version == 2:
             try:

@@ -3,11 +3,12 @@ what the user sees of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,8 +205,8 @@ class Buckets:
 
     def load(self, state: State, reshard: Reshard) -> None:
         many = reshard is not False and not isinstance(state, Mapping)
-        read = list(on_host(state, reshard)) if many else on_host(state)
-        first = read[0] if many and read else read
+        read = on_host(state, reshard)
+        first = next(read, None) if many else read
         if isinstance(first, Mapping) and not first:  # saved before the first iteration
             now = self.engine.state_dict()
             first = read = {**now, "steps": dict.fromkeys(now["steps"], 0), "residuals": {}, "iteration": 0}
@@ -215,7 +216,9 @@ class Buckets:
             raise ValueError(
                 "this is not a state of DeepReduceState or of compress_replicas: load what its state_dict returned"
             )
-        ordered = list(map(self._in_memory_order, read)) if many else self._in_memory_order(read)
+        ordered = self._in_memory_order(read)
+        if many:
+            ordered = map(self._in_memory_order, _of(iteration, chain([first], read)))
         self.engine.load_state_dict(ordered, reshard=reshard)
         self.iteration = iteration
 
@@ -481,6 +484,14 @@ def advised(error: Exception, advice: str) -> Exception:
     elif hasattr(error, "add_note"):  # since Python 3.11
         error.add_note(advice)
     return error
+
+
+def _of(iteration: int, states: Iterable[Any]) -> Iterator[Any]:
+    """The states, once they have been found to be of this iteration."""
+    for state in states:
+        if isinstance(state, Mapping) and state.get("iteration") != iteration:
+            raise ValueError("the states are of different iterations: give the states of one checkpoint")
+        yield state
 
 
 def for_buckets(config: Config, start_iter: int, where: Where = DDP) -> Config:

@@ -130,12 +130,10 @@ class DeepReduceState(GradientCompression):
             self._buckets.settle()
 
     def _load(self, state: State, reshard: Reshard) -> None:
-        if reshard is not False and not isinstance(state, Mapping):
-            state = list(state)
         if self._buckets:
             self._buckets.load(state, reshard)
-        else:
-            self._loaded = state, reshard
+        else:  # a generator may read files that are gone then
+            self._loaded = list(state) if reshard is not False and not isinstance(state, Mapping) else state, reshard
 
     def close(self) -> None:
         """As ``DeepReduce.close``; it ends its process groups, and every rank calls it after the same iteration."""

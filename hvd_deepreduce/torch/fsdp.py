@@ -89,6 +89,11 @@ class Replicas(GradientCompression):
     def _load(self, state: State, reshard: Reshard) -> None:
         self._buckets.load(state, reshard)
 
+    @property
+    def config(self) -> Config:
+        config = super().config
+        return Config.load(config, scope="model") if self._whole else config
+
     def _change(self, new: Config) -> None:
         if (new.scope == "model") is not self._whole:
             raise ValueError(f"scope is {new.scope!r}, and a change to or from 'model' needs a new compress_replicas")

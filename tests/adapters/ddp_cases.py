@@ -540,6 +540,8 @@ def states_of_another_number_of_ranks():
     state = DDPJob(LOSSY).run(4).compression
     states = gathered(state.state_dict())
     many = [{**one, "rank": rank, "size": 2 * len(states)} for rank, one in enumerate([*states, *states])]
+    with pytest.raises(ValueError, match="the states are of different iterations"):
+        state.load_state_dict([*many[:-1], {**many[-1], "iteration": 3}], reshard=True)
     state.load_state_dict(iter(many), reshard=True)
     for name, own in state.state_dict()["residuals"].items():
         expected = 2 * sum(one["residuals"][name] for one in states)

@@ -514,6 +514,10 @@ def what_cannot_work_is_an_error():
     with pytest.raises(ValueError, match="needs a new compress_replicas"):
         job.replicas.set_config(scope="model")
     job.replicas.set_config(density=0.5)
+    whole = Job({**LOSSY, "scope": "model"})
+    whole.replicas.set_config(density=0.5)
+    assert whole.replicas.config.scope == "model" and whole.replicas.config.sparsifier.density == 0.5
+    whole.replicas.close()
     job.run(1)
     with pytest.raises(ValueError, match="of this model in each step already: close.. what it has returned"):
         compress_replicas(job.model, job.mesh["replicate"])

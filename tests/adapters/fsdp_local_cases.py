@@ -264,7 +264,7 @@ def a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes():
             other = Job(config, replicas, model=Network(seed=3), **options)
             with heard("hvd_deepreduce") as texts:
                 dcp.load({"optimizer": checkpointed(other.optimizer, folder)}, checkpoint_id=folder)
-            assert any("was saved within a period" in text for text in texts) is (replicas == 1), options
+            assert any("were saved within a period" in text for text in texts) is (replicas == 1), options
             for one, expected in zip(full_sums(other, other.residuals()), sums, strict=True):
                 torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
             assert replicas == 4 or torch.equal(other.whole(), whole)

@@ -1231,6 +1231,13 @@ def the_state_of_an_elastic_job_restores_and_synchronizes():
 
     state.sync()
     assert (variable.numpy() == 1).all()
+    empty = compression.state_dict()
+    step()
+    state.restore()  # to what there was before the first step
+    state.sync()
+    assert state.step == 0 and not compression.state_dict()["residuals"]
+    step()
+    compression.load_state_dict(empty)
     step()
     state.save()
     committed = now()

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hvd_deepreduce.config.error_feedback import Residual
+from hvd_deepreduce.config.error_feedback import Residual, ScaledMomentum
 from hvd_deepreduce.engine import Parameter, step_check
 from hvd_deepreduce.engine.state import reshard
 
@@ -53,6 +53,25 @@ def test_a_sum_beyond_the_dtype_stays_finite():
         one["residuals"]["a"][:2] = np.finfo("f4").max, -np.finfo("f4").max
     _, residuals = reshard(states, PARAMETERS, 0, 1, True, MEMORY)
     assert residuals["a"][:2].tolist() == [np.finfo("f4").max, -np.finfo("f4").max]
+
+
+def test_a_mean_square_is_the_mean_of_all_ranks():
+    """The sum would make votes too small, and zeros those of a new rank too large."""
+    states = [{**state(rank, 2), "memory": "scaled_momentum"} for rank in range(2)]
+    for one in states:
+        one["residuals"]["velocity of a"] = one["residuals"]["a"] ** 2
+    for rank, how in product(range(3), (True, "mean")):
+        mine = reshard(states, PARAMETERS, rank, 3, how, ScaledMomentum())[1]
+        expected = (states[0]["residuals"]["a"] ** 2 + states[1]["residuals"]["a"] ** 2) / 2
+        assert np.allclose(mine["velocity of a"], expected) and ("a" in mine) == (rank < 2)
+
+
+def test_names_that_differ_by_a_wrapper_s_prefix():
+    compiled = {f"_orig_mod.{name}": one for name, one in PARAMETERS.items()}
+    for prefix, names in (("module.", PARAMETERS), ("", compiled)):
+        given = {prefix + name: 7 for name in PARAMETERS}
+        with pytest.raises(ValueError, match="they differ by what DistributedDataParallel .module.. or torch.compile"):
+            reshard([{**state(0, 1), "steps": given, "residuals": {}}], names, 0, 1, True, MEMORY)
 
 
 def test_more_ranks_than_before_start_with_zero():

@@ -144,18 +144,22 @@ class GraphEngine(Engine):
         self._lists, self._restored = lists, bool(lists)
 
     def resume(self, state: Mapping[str, Any], parameters: Iterable[Parameter] | None = None) -> None:
-        """As ``Engine.resume``, with the parameters of the state."""
-        lists = self._known_lists(state)
+        """As ``Engine.resume``, with the parameters of the state. Lists that have come since the state was made begin
+        anew, as they did before."""
+        lists = _lists_of(state)
         super().resume(state, chain(*lists.values()))
-        self._lists, self._restored = lists, bool(lists)
+        self._restored = bool(lists) and self._lists.keys() <= lists.keys()
+        self._lists = lists
 
     def _known_lists(self, state: object) -> dict[Signature, list[Parameter]]:
-        """The lists of a state.
+        """The lists of a state. One that was saved before the first step has none.
 
         Raises:
             ValueError: it is of another model than the graphs here.
         """
         lists = _lists_of(state)
+        if not lists and isinstance(state, Mapping) and not state.get("residuals", True):
+            return lists
         for signature in self._lists:
             if signature not in lists:
                 raise _other_model(signature, lists)
