@@ -127,6 +127,12 @@ class LocalSGDBase(Reporting):
         self._updates.engine.check_open()
         self._updates.load_state_dict(state, reshard)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled, because its residuals belong to their rank: use "
+            "state_dict()"
+        )
+
     def snapshot(self) -> Any:
         """Settings and state of this process, for ``rewind``.
 

@@ -154,9 +154,6 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, Restorable):  # type: 
     def on_train_end(self, logs: Any = None) -> None:
         self.sync()
 
-    def __reduce__(self) -> Any:
-        raise TypeError("a LocalSGD cannot be pickled, because its residuals belong to their rank: use state_dict()")
-
 
 def _trained(model: Any) -> list[tf.Variable]:
     """The variables that are trained."""

@@ -15,7 +15,6 @@ That of a peer has those of one replica alone, the peer.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from abc import ABC, abstractmethod
@@ -30,15 +29,12 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
-from hvd_deepreduce.engine.local_state import WITHIN
 from hvd_deepreduce.engine.parameter import VELOCITY
 from hvd_deepreduce.exchange.messages import PeerCollectives
 from hvd_deepreduce.torch.fsdp import Replicas
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.peer_optimizer import PeerOptimizer
 from hvd_deepreduce.torch.tensors import accumulated_in, own
-
-_log = logging.getLogger("hvd_deepreduce")
 
 
 @dataclass(frozen=True)
@@ -317,8 +313,6 @@ class _OfLocalSGD(_Checkpointed):
 
     def load(self, engines: list[dict[str, Any]], shared: Nested, mine: Nested, tensors: Nested) -> None:
         updates = self.updates
-        if self.saved_size > self.size and any(began < shared["clock"] for began in shared["began"]):
-            _log.warning(WITHIN)
         local = {key: (mine if key == "due" else shared)[key] for key in updates.counts()}
         local |= {key: shared[key] for key in ("frozen", "resting") if key in shared}  # earlier checkpoints have none
         local |= {what: tensors[what] for what in ("anchors", "bases", "starts")}

@@ -158,12 +158,6 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             return getattr(self.inner, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled, because its residuals belong to their rank: use "
-            "state_dict()"
-        )
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
 

@@ -45,7 +45,7 @@ LOSSES = {
         "signs 0.7%": VOTES, "signs 0.7%, in phases": f"{VOTES}, by `exchange: reduce_scatter`",
     }),
     "muon-8": ("GPT, Muon", {
-        "updates 0.8%": "signs of updates, every 2 steps", "sparseloco 1.6%": "SparseLoCo, its indices entropy coded",
+        "updates 0.8%": "signs of updates, every few steps", "sparseloco 1.6%": "SparseLoCo, its indices entropy coded",
     }),
     "sgd-lstm-4": ("LSTM, SGD with momentum", {
         "fast": FAST, "adamw_safe": UPDATES, "ours 1.9%": LARGEST, "ours 1.9%, velocity": OF_MOMENTUM,
