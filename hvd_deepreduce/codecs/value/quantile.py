@@ -54,7 +54,8 @@ class Quantile(ValueCodec):
         buckets: the most buckets, 2 to 65536; a power of two uses all bits.
         center: what a bucket is decoded to: the ``mean`` of its values, which has the least squared error, or the
             ``middle`` between its two quantiles, as in the paper. The last bucket ends at the largest value, so its
-            middle is far above most of its values if the tail is heavy.
+            middle is far above most of its values if the tail is heavy: under error feedback, what was sent too much
+            comes back with the opposite sign, and ``mean`` is better.
         splits: where buckets end: at ``quantile`` they are equally full, with ``lloyd`` the squared error is least.
         separate_signs: off, values of both signs share their buckets, as in the paper before its solution 1, and a
             value near 0 can change its sign.
