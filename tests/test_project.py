@@ -163,3 +163,12 @@ def test_make_clean_removes_the_library(tmp_path):
     subprocess.run(["make", "-s", "clean"], cwd=tmp_path, check=True)
     assert not library.exists() and not (tmp_path / "build").exists()
     assert (tmp_path / "kernels" / "a" / "a.cpp").exists()
+
+
+def test_the_environment_of_a_checkout_behind_a_link_is_that_of_the_checkout(tmp_path):
+    """As Python names it: set-up would take .venv for one that was moved."""
+    (tmp_path / "link").symlink_to(ROOT)
+    script = 'unset OPAL_PREFIX; . "$0"; echo "$OPAL_PREFIX"'
+    command = ["bash", "-c", script, tmp_path / "link" / "scripts" / "dev" / "env.sh"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(ROOT.resolve() / ".venv")

@@ -25,7 +25,7 @@ MAX_STEP = 1 << 48
 """The largest step count; a container has the lowest 32 bits of it."""
 MAX_TEXT = 1 << 26
 """Bytes of everything but the residuals in a serialized state: about 200,000 parameters."""
-PREFIXES = r"(^|\.)(module|_orig_mod)(?=\.)"
+PREFIXES = r"(^|\.)(module|_orig_mod|_checkpoint_wrapped_module)(?=\.)"
 """What wrappers put before names."""
 OTHERS = "other arrays"
 """Key of a serialized state: which keys have arrays, besides the residuals."""
@@ -117,8 +117,9 @@ def _unknown(name: object, names: Iterable[object], parameters: Mapping[str, Par
     if parameters and theirs <= ours:
         return (
             f"the state has a parameter {quoted(name)}, and the model's names are as {next(iter(parameters))}: they "
-            "differ by what DistributedDataParallel (module.) or torch.compile (_orig_mod.) puts before them. Give the "
-            "model without these both times, as DeepReduce(model, ...) before torch.compile(model)"
+            "differ by what DistributedDataParallel (module.), torch.compile (_orig_mod.) or checkpoint_wrapper "
+            "(_checkpoint_wrapped_module.) puts into them. Give the model with the same ones both times, as "
+            "DeepReduce(model, ...) before torch.compile(model)"
         )
     return (
         f"the state has a parameter {quoted(name)}, but the model does not, or a sharded model has frozen it: load the "

@@ -22,7 +22,7 @@ DIGEST_BYTES = 32
 
 def cache_folder() -> Path:
     """Where the cubins are."""
-    return Path(os.environ.get("CUPY_CACHE_DIR", Path.home() / ".cupy" / "kernel_cache")) / "hvd_deepreduce"
+    return Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")) / "hvd_deepreduce"
 
 
 def read(key: str) -> bytes | None:
@@ -81,6 +81,8 @@ def _opened() -> Iterator[int]:
         OSError: it cannot be opened, or not only this user can write to it.
     """
     path = cache_folder()
+    if path.parts[0] == "~":
+        raise FileNotFoundError("this user has no home folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -54,6 +54,8 @@ def _cupy() -> Any:
         raise ImportError(
             f"gradients on a GPU need CuPy: run {INSTALL['cupy']}"
         ) from error
+    if int(cupy.__version__.partition(".")[0]) < 14:  # takes no stream of another library
+        raise ImportError(f"gradients on a GPU need CuPy 14, and this is {cupy.__version__}: run {INSTALL['cupy']}")
     return cupy
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_deepreduce.resources import digest_of_kernels, folder
+
 
 class NonFiniteError(ValueError):
     """A gradient contains NaN or infinity, so it must be sent uncompressed."""
@@ -23,8 +25,8 @@ class NonFiniteError(ValueError):
 NOT_FINITE = -7
 """What kernels return then."""
 BUILD = (
-    "install the package with 'pip install .', or run 'python setup.py build_ext --inplace' in a checkout; both need a "
-    "C++17 compiler"
+    "install the package with 'pip install .', or run 'python setup.py build_ext --inplace' in a checkout, which "
+    "needs setuptools: pip install 'setuptools>=77'; both need a C++17 compiler"
 )
 
 
@@ -33,7 +35,18 @@ def _load() -> ctypes.CDLL:
     path = Path(__file__).parent.parent / "_cpu.so"
     if not path.exists():
         raise ImportError(f"the compiled CPU kernels are missing ({path}): {BUILD}")
-    return ctypes.CDLL(str(path))
+    library, kernels = ctypes.CDLL(str(path)), folder("kernels")
+    # A checkout's sources change while the library stays, and a function with other arguments would crash. An installed
+    # package has the sources of its library inside.
+    if kernels.parent != path.parent:
+        made_of = getattr(library, "dr_sources", None)
+        if made_of is not None:
+            made_of.restype = c_char_p
+        if made_of is None or made_of() != digest_of_kernels(kernels).encode():
+            raise ImportError(
+                f"the compiled CPU kernels ({path}) are of another release than their sources in {kernels}: {BUILD}"
+            )
+    return library
 
 
 _LIBRARY = _load()

@@ -106,19 +106,19 @@ class Pipeline:
         if into is not None:
             into[:] = residual
             residual = into
-        corrected, gradient, advance = self.corrected(gradient, velocity, residual, key.step, ranks)
+        corrected, to_add, advance = self.corrected(gradient, velocity, residual, key.step, ranks)
 
         def use(indices: U32 | None, values: Floats) -> U8:
-            container, support = self.composed.encode(Source.dense(gradient, residual), indices, values, key)
+            container, support = self.composed.encode(Source.dense(to_add, residual), indices, values, key)
             if velocity is not None and corrected is not None:
                 self.keep_velocity(velocity, corrected, support)
             return self._pack(container, version)
 
         added = False
         try:
-            if version == 2 and self._recorded is not None and type(gradient) is not np.ndarray:
+            if version == 2 and self._recorded is not None and type(to_add) is not np.ndarray:
                 try:
-                    recorded = self._encode_recorded(self._recorded, gradient, residual, key, finite, sparsifier)
+                    recorded = self._encode_recorded(self._recorded, to_add, residual, key, finite, sparsifier)
                     if recorded is not None:
                         if velocity is not None and corrected is not None:
                             self.keep_velocity(velocity, corrected, recorded[1])
@@ -126,8 +126,8 @@ class Pipeline:
                 except deferred.FewerNonzerosError:
                     self._few_nonzeros.add(key.parameter)
                     added = residual is not None
-            return self._selecting(gradient, residual, key, use, finite, sparsifier, added=added, advance=advance)
-        except NonFiniteError:
+            return self._selecting(to_add, residual, key, use, finite, sparsifier, added=added, advance=advance)
+        except NonFiniteError:  # the gradient as it was given, so that a GPU sends what a host does
             return self.encode_uncompressed(gradient, key, version)
 
     def _encode_recorded(

@@ -33,7 +33,7 @@ RANK_VARIABLES = (
 """Begin variables by which a launcher tells a process its rank, and Open MPI's where its daemon is. A probe is the only
 rank of its job."""
 INSTALL_HOROVOD = (
-    "install Horovod 0.28.1 with the frameworks of this environment (in a checkout, scripts/dev/build_horovod.sh "
+    "install Horovod 0.28.1 with the frameworks of this environment (in a checkout, scripts/dev/build_horovod.sh VENV "
     "builds it)"
 )
 
@@ -99,7 +99,9 @@ def diagnosed(progress: Callable[[list[Any], str], Any]) -> Iterator[dict[str, s
         elif isinstance(found, str):
             mend = f"install {package} again" if name != "kernels" else "install hvd-deepreduce again, on this machine"
             mend = INSTALL_HOROVOD if package == "horovod" else mend
-            yield _line(name, _version(package), f"it does not work: {found}. To fix it, {mend}", "fails")
+            known = INSTALL.get(package, mend) in found  # the error says it already
+            advice = f"it does not work: {found}" + ("" if known else f". To fix it, {mend}")
+            yield _line(name, _version(package), advice, "fails")
         else:
             yield _line(name, *judge(found, ended))
     yield _line("launchers", *_launchers("mpi4py" in ended))

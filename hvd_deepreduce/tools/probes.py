@@ -18,8 +18,8 @@ import numpy as np
 import hvd_deepreduce
 from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
-from hvd_deepreduce.ops import arrays, library
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.ops import arrays, device, library
+from hvd_deepreduce.pipeline import Pipeline, bundle
 from hvd_deepreduce.tools.gradients import generated
 from hvd_deepreduce.wire.standalone import unpack
 
@@ -30,6 +30,8 @@ PRESET = "recommended"
 def round_trip(on_device: Callable[[Any], Any]) -> dict[str, Any]:
     """Encodes a generated gradient by the recommended config and decodes it, and compares with the CPU's.
 
+    Both versions of the container: a file's, and a job's, which take other kernels.
+
     Args:
         on_device: copies a NumPy array to where the gradient is to be.
 
@@ -39,14 +41,27 @@ def round_trip(on_device: Callable[[Any], Any]) -> dict[str, Any]:
     """
     gradient, key = generated(NUMEL, 0), RngKey(0, 0, 0)
     pipeline = Pipeline(Config.load(PRESET))
-    residual, out = (on_device(np.zeros(NUMEL, np.float32)) for _ in range(2))
-    packed = pipeline.encode(on_device(gradient), residual, key)
-    pipeline.decode([unpack(packed)], out)
-    sent, stays, container = (arrays.to_host(one) for one in (out, residual, packed))
-    if not np.allclose(sent + stays, gradient, rtol=1e-5, atol=1e-5):
-        raise RuntimeError("what was sent and what stays in the residual do not add up to the gradient")
-    if not np.array_equal(container, Pipeline(Config.load(PRESET)).encode(gradient, np.zeros_like(gradient), key)):
-        raise RuntimeError("the container differs from the CPU's")
+    slices = [bundle.Slice(pipeline, (0, NUMEL), key)]
+
+    def encoded(version: int, copy: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """The container, and the residual."""
+        residual = copy(np.zeros(NUMEL, np.float32))
+        if version == 1:
+            return pipeline.encode(copy(gradient), residual, key), residual
+        return bundle.encode(copy(gradient), residual, None, slices, 1, False), residual
+
+    for version in (2, 1):
+        out = on_device(np.zeros(NUMEL, np.float32))
+        packed, residual = encoded(version, on_device)
+        if version == 1:
+            pipeline.decode([unpack(packed)], out)
+        else:
+            bundle.sum_into(out, packed, 1, slices, 1.0)
+        sent, stays, container = (arrays.to_host(one) for one in (out, residual, packed))
+        if not np.allclose(sent + stays, gradient, rtol=1e-5, atol=1e-5):
+            raise RuntimeError("what was sent and what stays in the residual do not add up to the gradient")
+        if not np.array_equal(container, encoded(version, np.copy)[0]):
+            raise RuntimeError("the container differs from the CPU's")
     return {"bytes": int(container.size), "elements": NUMEL}
 
 
@@ -109,9 +124,8 @@ def mpi4py() -> dict[str, Any]:
 
 
 def cupy() -> dict[str, Any]:
-    """CuPy: version, GPUs, and a round trip on the first of them."""
-    import cupy
-
+    """CuPy: version, GPUs, and a round trip on the first of them, on a stream and in memory of another library's."""
+    cupy = device.array_module(None)
     found: dict[str, Any] = {"version": cupy.__version__, "gpus": []}
     try:
         count = cupy.cuda.runtime.getDeviceCount()
@@ -121,7 +135,9 @@ def cupy() -> dict[str, Any]:
         found["gpus"].append(cupy.cuda.runtime.getDeviceProperties(number)["name"].decode())
     if count:
         found["runtime"] = cupy.cuda.runtime.runtimeGetVersion()
-        found |= round_trip(cupy.asarray)
+        runtime, stream = cupy.cuda.runtime, cupy.cuda.Stream(non_blocking=True)
+        with device.on_stream(0, stream.ptr, lambda size, _: runtime.malloc(size), lambda at, _: runtime.free(at)):
+            found |= round_trip(cupy.asarray)
     return found
 
 

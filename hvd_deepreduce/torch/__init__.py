@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_deepreduce.needs import needed
 
+with needed("hvd_deepreduce.torch"):
+    import_module("torch")  # first: where Horovod is missing too, PyTorch has to be named
+
 if TYPE_CHECKING:
     from hvd_deepreduce.torch import ddp, fsdp
     from hvd_deepreduce.torch.capture import Capture

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from hvd_deepreduce.exchange.interface import Pending
 from hvd_deepreduce.exchange.settings import AllGather, AutoExchange, ReduceScatter
 from hvd_deepreduce.torch.discovery import INSTEAD, look_at_optimizers
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.tensors import IS_TRAINED, TorchTensors, as_tensors, flush, keep_for_stream, on_host
+from hvd_deepreduce.torch.tensors import IS_TRAINED, TorchTensors, as_tensors, flush, keep_for_stream, of_each, on_host
 from hvd_deepreduce.wire.standalone import ContainerError
 
 FLOATS = tuple(map(np.dtype, (np.float32, np.float64)))
@@ -101,6 +102,10 @@ class GradBucket:
 
     def is_last(self) -> bool:
         return self.last
+
+
+class Unused(RuntimeError):
+    """A backward pass has not used all parameters. In a dense step, their zeros have the right mean."""
 
 
 class Buckets:
@@ -205,7 +210,7 @@ class Buckets:
 
     def load(self, state: State, reshard: Reshard) -> None:
         many = reshard is not False and not isinstance(state, Mapping)
-        read = on_host(state, reshard)
+        read = of_each(on_host, state, reshard)
         first = next(read, None) if many else read
         if isinstance(first, Mapping) and not first:  # saved before the first iteration
             now = self.engine.state_dict()
@@ -237,7 +242,8 @@ class Buckets:
         """Takes a bucket; the last one of a step waits for all.
 
         Args:
-            failure: an error that this rank's gradients of the bucket have. All ranks get it.
+            failure: an error that this rank's gradients of the bucket have. All ranks get it. Unless it is ``Unused``,
+                the buffer need not have memory for all elements.
         """
         engine, buffer = self.engine, bucket.buffer()
         engine.check_open()
@@ -258,6 +264,8 @@ class Buckets:
                 if not engine.agreed:  # the ranks may choose the exchange, which says how buckets are finished
                     self._step_check.exception()  # ``_start`` raises it
         if self._passing:
+            if failure is not None and not isinstance(failure, Unused):
+                raise failure  # no message goes ahead of such a step: the others wait for their timeout
             return self._pass(bucket, buffer)
         future: torch.futures.Future[torch.Tensor]
         future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
@@ -288,9 +296,11 @@ class Buckets:
                 self._voted = self._collectives.start_vote(self._vote())
 
     def _vote(self) -> Floats:
-        place = {"iteration": self.iteration}
-        if not self._find_unused:  # these are in no bucket
-            place["frozen parameters"] = list(map(IS_TRAINED, self._trained.values())).count(False)
+        frozen = ""
+        if not all(map(IS_TRAINED, self._trained.values())):
+            frozen = ", ".join(name for name, one in self._trained.items() if not one.requires_grad)
+            frozen = f"{frozen[:200]} ({len(frozen)} characters, {crc32(frozen.encode()):x})"
+        place: dict[str, int | str] = {"iteration": self.iteration, "frozen parameters": frozen}
         return self.engine.vote(self.engine.agreed, place=place)
 
     def _pass(self, bucket: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -323,8 +333,9 @@ class Buckets:
 
     def _agree(self) -> None:
         about = f" at iteration {self.iteration}, compressed from iteration {self._start_iter} on,"
+        parameters = self.engine.parameters.values()
         self.engine.agree(
-            [(one.name, one.shape, one.dtype + about * (one.number == 0)) for one in self.engine.parameters.values()],
+            [(one.name, one.shape, one.dtype + about * (not at)) for at, one in enumerate(parameters)],
             self._values() if not self.engine.agreed else {},
             "broadcast the parameters of one replica to the others before the first step",
         )
@@ -345,7 +356,7 @@ class Buckets:
                 keep_for_stream(buffer)
             begun, self._flags_due = self._collectives.exchanges, self._find_unused
             try:
-                if failure is not None and not self._dense:  # zeros have the right mean
+                if failure is not None and not self._dense:
                     raise failure
                 ids = list(map(id, tensors))
                 known, parameters, sizes = self._divided.get(number, ((), [], []))
@@ -355,7 +366,8 @@ class Buckets:
                     self._divided[number] = ids, parameters, sizes
                 parts = list(torch.split(buffer, sizes))
                 if self._dense:
-                    return self._start_dense(parameters, tensors, parts, buffer)
+                    failure = None if isinstance(failure, Unused) else failure
+                    return self._start_dense(parameters, tensors, parts, buffer, failure)
                 return self._start_compressed(number, parameters, tensors, parts, buffer)
             except Exception as error:
                 if not self._dense and self._collectives.exchanges == begun:  # the others wait for this rank
@@ -399,12 +411,14 @@ class Buckets:
         tensors: Iterable[torch.Tensor],
         parts: Sequence[torch.Tensor],
         buffer: torch.Tensor,
+        failure: Exception | None,
     ) -> Callable[[], None]:
-        failure: Exception | None = None
         used = list(map(IS_TRAINED, tensors))
         if self._find_unused:  # the framework drops the results of the others
             used = self._collectives.set_by_any(torch.stack([part.any() for part in parts]))
         try:
+            if failure is not None:
+                raise failure
             for parameter, by_any, part in zip(parameters, used, parts, strict=True):
                 if by_any and self.engine.to_flush(parameter):
                     flush(self.engine, self._tensors, parameter, part)

@@ -33,7 +33,9 @@ from hvd_deepreduce.engine.parameter import VELOCITY
 from hvd_deepreduce.exchange.messages import PeerCollectives
 from hvd_deepreduce.torch.fsdp import Replicas
 from hvd_deepreduce.torch.local_sgd import LocalSGD
+from hvd_deepreduce.torch.owners import plain, with_plain_names
 from hvd_deepreduce.torch.peer_optimizer import PeerOptimizer
+from hvd_deepreduce.torch.sharding import sharded_as
 from hvd_deepreduce.torch.tensors import accumulated_in, own
 
 
@@ -53,7 +55,10 @@ _OF_OPTIMIZERS = ("outer", "optimizer")
 
 
 def checkpointed(
-    compression: Replicas | LocalSGD, saved: str | os.PathLike[str] | StorageReader | None = None
+    compression: Replicas | LocalSGD,
+    saved: str | os.PathLike[str] | StorageReader | None = None,
+    *,
+    name: str | None = None,
 ) -> Stateful:
     """The state of ``compress_replicas``' result, of ``LocalSGD``, or of ``PeerOptimizer``, as an entry of
     ``torch.distributed.checkpoint``'s ``state_dict``. Every rank, with a store every rank of a peer, saves or loads at
@@ -69,6 +74,8 @@ def checkpointed(
             another number of shards; and of another number of replicas: then the sum of the residuals over the replicas
             is preserved, and replica r takes parameters and optimizer of the saved one with the number r modulo theirs.
             A peer can load that of another one, and keeps its own residual.
+        name: to load from a checkpoint with several such entries: the key of this one in the ``state_dict`` that was
+            saved.
 
     Raises:
         TypeError: ``compression`` is something else.
@@ -79,11 +86,11 @@ def checkpointed(
         >>> dcp.load({"model": state, "optimizer": checkpointed(local_sgd, folder)}, checkpoint_id=folder)
     """
     if isinstance(compression, PeerOptimizer):
-        return _OfPeerOptimizer(compression, saved)
+        return _OfPeerOptimizer(compression, saved, name)
     if isinstance(compression, LocalSGD):
-        return _OfLocalSGD(compression, saved)
+        return _OfLocalSGD(compression, saved, name)
     if isinstance(compression, Replicas):
-        return _OfReplicas(compression, saved)
+        return _OfReplicas(compression, saved, name)
     raise TypeError(
         f"checkpointed was given {type(compression).__name__}; it takes what compress_replicas has returned, or a "
         "LocalSGD. Any other state is of one rank: save its state_dict() in a file of this rank"
@@ -94,13 +101,17 @@ class _Checkpointed(ABC, Stateful):
     """Entries of a state, and a state of entries.
 
     Args:
+        saved, name: as for ``checkpointed``.
         tensors: the trained parameters by name, also those of which this rank holds nothing.
         mates: collectives of this replica's ranks; None: there is one.
     """
 
-    def __init__(self, compression: Any, saved: Any, engine: Any, tensors: Mapping[str, Any], mates: Any) -> None:
+    def __init__(
+        self, compression: Any, saved: Any, name: str | None, engine: Any, tensors: Mapping[str, Any], mates: Any
+    ) -> None:
         self.compression, self.engine, self.tensors, self.mates = compression, engine, tensors, mates
         self.reader = FileSystemReader(saved) if isinstance(saved, str | os.PathLike) else saved
+        self.name = name
         self.rank, self.size = engine.collectives.rank(), engine.collectives.size()
         # Of the checkpoint; and the replicas whose residuals are read.
         self.saved_size, self.sources = self.size, [self.rank]
@@ -186,28 +197,27 @@ class _Checkpointed(ABC, Stateful):
         part = torch.zeros(shape, dtype=dtype) if values is None else values.detach().view(shape)
         if not isinstance(like, DTensor):
             return part
-        return DTensor.from_local(
-            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
+        return sharded_as(like, part)
 
     # To load
 
     def _loading(self) -> Entries:
         """Entries to be overwritten: those that the checkpoint has, and this rank needs."""
         metadata = self.reader.read_metadata().state_dict_metadata
-        found = [(match, md) for key, md in metadata.items() if (match := _KEY.fullmatch(key))]
-        sizes = {int(match[3]) for match, _ in found if match[3]}
-        if len(sizes) != 1 or len({match[1] for match, _ in found}) != 1:
-            some = "several states" if sizes else "no state"
-            raise ValueError(
-                f"this checkpoint has {some} of compress_replicas or LocalSGD: give one that dcp.save wrote with one "
-                "checkpointed(...) in its state_dict"
-            )
-        (size,) = sizes
+        found = self._chosen([(match, md) for key, md in metadata.items() if (match := _KEY.fullmatch(key))])
+        (size,) = {int(match[3]) for match, _ in found if match[3]}
         there, own = {int(match[2]) for match, _ in found if match[2]}, self.rank % size
-        if len(there) < size or (self.of_peers and len(there) == 1):  # of one peer
+        if self.of_peers and len(there) == 1:  # of one peer
             (own,) = there
             size = self.size
+        elif len(there) < size and self.rank in there:  # of this replica, in a folder of its own
+            own, size = self.rank, self.size
+        elif len(there) < size:
+            raise ValueError(
+                f"this checkpoint has the state of {len(there)} of {size} replicas, with the numbers {sorted(there)}: "
+                "give one that dcp.save wrote when all ranks called it, without the process_group of a replica; or "
+                "begin with the model alone, without the residuals"
+            )
         self.saved_size = size
         self.sources = [own] if size == self.size else list(range(size))
         entries: Entries = {}
@@ -218,11 +228,32 @@ class _Checkpointed(ABC, Stateful):
                 entries[match[0].removeprefix(match[1])] = self._empty(section, name, md)
         return entries
 
+    def _chosen(self, found: list[tuple[re.Match[str], Any]]) -> list[tuple[re.Match[str], Any]]:
+        """Of the checkpoint's entries, those of the state that is loaded."""
+        names = sorted({match[1].removesuffix(".") for match, _ in found})
+        of = "of compress_replicas or LocalSGD"
+        if not names:
+            raise ValueError(
+                f"this checkpoint has no state {of}: give one that dcp.save wrote with checkpointed(...) in its "
+                "state_dict"
+            )
+        if self.name is None and len(names) > 1:
+            raise ValueError(
+                f"this checkpoint has several states {of}, with the names {', '.join(names)}: give that of the one to "
+                f"load, as checkpointed(compression, folder, name={names[0]!r})"
+            )
+        name = names[0] if self.name is None else self.name
+        if name not in names:
+            raise ValueError(
+                f"this checkpoint has no state {name!r} {of}: the name must be one of {', '.join(names)}, which are "
+                "the keys in the state_dict that was saved"
+            )
+        return [(match, md) for match, md in found if match[1].removesuffix(".") == name]
+
     def _empty(self, section: str, name: str, md: Any) -> Any:
         if not isinstance(md, TensorStorageMetadata):
             return None
-        if section in _OF_OPTIMIZERS:
-            name = name.rpartition("/")[0]
+        name = plain(name.rpartition("/")[0] if section in _OF_OPTIMIZERS else name)
         like = self.tensors.get(name.removeprefix(VELOCITY))
         if like is None:
             raise ValueError(
@@ -236,13 +267,13 @@ class _Checkpointed(ABC, Stateful):
     def load_state_dict(self, state_dict: Entries) -> None:
         if self.reader is None:
             raise ValueError("to load, give the checkpoint to checkpointed: checkpointed(compression, checkpoint_id)")
-        plain: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         tensors: dict[str, dict[str, Any]] = {section: {} for section in (*_BY_NAME, *_OF_OPTIMIZERS)}
         residuals: dict[int, dict[str, torch.Tensor]] = {source: {} for source in self.sources}
         for key, value in state_dict.items():
             match = _KEY.fullmatch(key)
             assert match is not None  # it is one of ``_loading``
-            section, _, name = match[4].partition("/")
+            section, _, name = plain(match[4]).partition("/")
             part = own(value) if isinstance(value, torch.Tensor) else value
             if section == "residuals":
                 if part.numel() and part.any():  # nothing was kept of others, or this rank holds nothing of them
@@ -254,23 +285,24 @@ class _Checkpointed(ABC, Stateful):
             elif name:
                 tensors[section][name] = part
             else:
-                plain[section] = value.values
-        steps = {name: plain["shared"]["steps"].get(name) for name in self.engine.parameters}
+                values[section] = value.values
+        shared = with_plain_names(values["shared"], ("steps", "frozen", "resting"))
+        steps = {name: shared["steps"].get(name) for name in self.engine.parameters}
         missing = [name for name, step in steps.items() if step is None]
         if missing:
             raise ValueError(
                 f"the model has a parameter {missing[0]}, but the checkpoint does not: load that of this model"
             )
         same: dict[str, Any] = {"size": self.saved_size, "steps": steps}
-        if "memory" in plain["shared"]:  # checkpoints of earlier versions do not say it
-            same["memory"] = plain["shared"]["memory"]
+        if "memory" in shared:  # checkpoints of earlier versions do not say it
+            same["memory"] = shared["memory"]
         engines = [{"rank": at, **same, "residuals": kept} for at, kept in residuals.items()]
-        self.load(engines, plain["shared"], plain["own"], tensors)
+        self.load(engines, shared, values["own"], tensors)
 
 
 class _OfReplicas(_Checkpointed):
-    def __init__(self, replicas: Replicas, saved: Any) -> None:
-        super().__init__(replicas, saved, replicas._engine, replicas._tensors, replicas._shards)
+    def __init__(self, replicas: Replicas, saved: Any, name: str | None) -> None:
+        super().__init__(replicas, saved, name, replicas._engine, replicas._tensors, replicas._shards)
 
     def told(self) -> tuple[Nested, Nested, Nested, Nested, Nested]:
         state = self.compression.state_dict()
@@ -282,11 +314,11 @@ class _OfReplicas(_Checkpointed):
 
 
 class _OfLocalSGD(_Checkpointed):
-    def __init__(self, local: LocalSGD, saved: Any) -> None:
+    def __init__(self, local: LocalSGD, saved: Any, name: str | None) -> None:
         self.updates = updates = local._updates
         self.names = [one.name for one in updates.parameters]
         tensors = dict(zip(self.names, updates.tensors, strict=True))
-        super().__init__(local, saved, updates.engine, tensors, updates.mates)
+        super().__init__(local, saved, name, updates.engine, tensors, updates.mates)
 
     @property
     def _inner(self) -> list[str]:
@@ -353,5 +385,6 @@ def _optimizer(state: Nested, names: list[str]) -> tuple[dict[str, dict[str, tor
 
 def _joined(tensors: Nested, rest: Nested, names: list[str]) -> dict[str, Any]:
     """The opposite of ``_optimizer``."""
-    both = {number: {**tensors.get(name, {}), **rest["state"].get(name, {})} for number, name in enumerate(names)}
+    others = {plain(name): one for name, one in rest["state"].items()}
+    both = {number: {**tensors.get(name, {}), **others.get(name, {})} for number, name in enumerate(names)}
     return {"state": {number: one for number, one in both.items() if one}, "param_groups": rest["param_groups"]}

@@ -67,7 +67,6 @@ class DistributedCollectives(Collectives):
         group: the ranks that take part; None: all.
         timeout: of each collective; None: that of the group.
         members: of the group's ranks, those that take part; None: all.
-        by_all: whether all ranks of the job make it, also those that do not take part and cannot use it.
         several: whether several exchanges are in flight. On Gloo, bytes have connections of their own then: the sizes
             of the next exchange would wait behind the bytes of the one before, and so would all that this rank does.
         far: whether ranks may be far apart: a step check's votes go straight to each rank, which takes half of a round
@@ -90,7 +89,6 @@ class DistributedCollectives(Collectives):
         group: dist.ProcessGroup | None = None,
         timeout: timedelta | None = None,
         members: Sequence[int] | None = None,
-        by_all: bool = False,
         several: bool = False,
         far: bool = False,
     ) -> None:
@@ -108,7 +106,9 @@ class DistributedCollectives(Collectives):
         # is any group after one, since its name is their number.
         of_some = len(ranks) < dist.get_world_size()
         DistributedCollectives._keeps = DistributedCollectives._keeps or of_some
-        new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=of_some and not by_all)
+        if of_some:
+            _level(ranks)
+        new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=of_some)
         self._host = new_group(backend="gloo")
         on_devices = "nccl" in dist.get_backend_config(group)
         self._bulk = new_group(backend="gloo") if several and not on_devices else self._host
@@ -116,8 +116,6 @@ class DistributedCollectives(Collectives):
         self.exchanges = 0
         self.failure: RuntimeError | None = None
         self._held: list[_Exchange | _Sum] | None = None
-        if dist.get_rank() not in ranks:
-            return
         self._rank, self._size = dist.get_rank(self._host), dist.get_world_size(self._host)
         # As numbers, and not by all_gather_object: what other ranks send must never be unpickled.
         name = torch.tensor([crc32(socket.gethostname().encode())])
@@ -135,15 +133,8 @@ class DistributedCollectives(Collectives):
         return self._local_size
 
     def subsets(self, groups: Sequence[Sequence[int]], new: bool) -> list[Collectives]:
-        # PyTorch names a group that its own ranks make alone by how many groups each of them has. These may differ, and
-        # the ranks would wait for each other for ever: where they are the whole job, all of them make all groups.
-        all_here = self._size == dist.get_world_size()
-        made = [
-            (group, DistributedCollectives(self._tensors, self._group, self._timeout, group, all_here))
-            for group in groups
-            if all_here or self._rank in group
-        ]
-        return [one for group, one in made if self._rank in group]
+        own = (group for group in groups if self._rank in group)
+        return [DistributedCollectives(self._tensors, self._group, self._timeout, group) for group in own]
 
     def mpi_enabled(self) -> bool:
         return False  # mpi4py does not know these ranks
@@ -304,6 +295,23 @@ class DistributedCollectives(Collectives):
             for group in groups:
                 with suppress(ValueError):  # they have ended with others, before the ones that are there now
                     dist.destroy_process_group(group)
+
+
+def _level(ranks: Sequence[int]) -> None:
+    """Makes these ranks, which all call it, have equally many process groups.
+
+    PyTorch names a group that its own ranks make alone by how many groups each of them has. If these differ, as where
+    the job has made a group of some of them, the ranks would wait for each other for ever: those that have fewer make
+    groups of their own.
+    """
+    store, names = dist.distributed_c10d._get_default_store(), dist.distributed_c10d._world.pg_names  # no public calls
+    store = dist.PrefixStore(f"hvd_deepreduce/groups of {ranks}", store)  # type: ignore[attr-defined]
+    own = dist.get_rank()
+    store = dist.PrefixStore(str(store.add(f"rank {own}", 1)), store)  # type: ignore[attr-defined]
+    store.set(str(own), str(len(names)))
+    most = max(map(int, store.multi_get(list(map(str, ranks)))))
+    while len(names) < most:
+        dist.new_group([own], backend="gloo", use_local_synchronization=True)
 
 
 def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

@@ -8,8 +8,11 @@ has come, while the backward pass goes on. When it is over, the means are in the
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +28,22 @@ from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.compression import GradientCompression
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch import sharding
-from hvd_deepreduce.torch.bucket_driver import FSDP, Buckets, GradBucket, Made, advised, for_buckets
+from hvd_deepreduce.torch.bucket_driver import FSDP, Buckets, GradBucket, Made, Unused, advised, for_buckets
 from hvd_deepreduce.torch.discovery import OF_REPLICAS, reducing, refuse_reduced, trains, weakly
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.owners import described
+from hvd_deepreduce.torch.owners import described, of_shard, plain
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.tensors import TorchTensors, hashes, keep_for_stream
+from hvd_deepreduce.torch.tensors import TorchTensors, hashes, keep_for_stream, of_each
 
 UNUSABLE = (
     "No gradient was written, on any rank of this replica. Load a checkpoint on all ranks, close() what "
     "compress_replicas has returned, and call it again"
+)
+
+
+EMPTY = (
+    "this rank has no element of a parameter that needs gradients, so that it has nothing to exchange: shard the model "
+    "over fewer ranks"
 )
 
 
@@ -48,25 +57,32 @@ class Replicas(GradientCompression):
         self, model: Any, group: dist.ProcessGroup, config: Config, timeout: timedelta | None, find_unused: bool
     ) -> None:
         self._find_unused, self._whole = find_unused, config.scope == "model"
-        usable, self._tensors = self._usable(config), sharding.trained(model)
-        trained = {name: one for name, one in self._tensors.items() if sharding.size(one)}
-        refuse_reduced(trained.values(), "it is called again")
-        sharding.check_replicas(model, trained, group)
+        self._tensors = sharding.trained(model)
+        usable, trained = self._usable(config), {name: one for name, one in self._tensors.items() if sharding.size(one)}
+        refuse_reduced(self._tensors.values(), "it is called again")
+        sharding.check_replicas(model, self._tensors, group)
         self._units = sharding.units(model, trained, self._whole)[::-1]  # in the order of the backward pass
-        self._known = set(map(id, trained.values()))
-        limit, mates = None if timeout is None else timeout.total_seconds(), sharding.ranks(trained)
+        self._known = set(map(id, self._tensors.values()))
+        self._sharded = {plain(name) for name, one in model.named_parameters() if isinstance(one, DTensor)}
+        self._unit_of = {id(one): number for number, unit in enumerate(self._units) for one in unit}
+        limit, mates = None if timeout is None else timeout.total_seconds(), sharding.ranks(self._tensors)
         Rendezvous("compress_replicas", mates, limit).meet(mates)
-        Rendezvous("compress_replicas", group, limit).meet(group)
         tensors, local = TorchTensors(), sharding.local(trained)
-        collectives = DistributedCollectives(tensors, group, timeout, several=True)
         self._shards = DistributedCollectives(tensors, None, timeout, mates)
+        self._shards.check(None if trained else ValueError(EMPTY))
+        Rendezvous("compress_replicas", group, limit).meet(group)
+        collectives = DistributedCollectives(tensors, group, timeout, several=True)
         used = collectives.size() > 1 or usable.has_velocity
         devices = [tensors.device(one) for one in local.values() if used]
         self._compilation = Compilation(usable, tensors, devices, dist.get_rank() == 0)
-        made = Made(trained, described(local), find_unused, lambda: hashes(sharding.local(trained)), OF_REPLICAS)
+        # Ranks that hold a parameter whole must know it by the same number, whatever else they hold.
+        parameters = [one for one in described(sharding.local(self._tensors)) if one.name in trained]
+        made = Made(trained, parameters, find_unused, lambda: hashes(sharding.local(trained)), OF_REPLICAS)
         self._buckets = Buckets(usable, collectives, tensors, 0, lambda: made, None)
         self._engine, self._fsdp = self._buckets.engine, model._get_fsdp_state()
         self._failure: Exception | None = None
+        self._checked = self._waiting = False  # whether the parameters were; whether gradients wait for the last pass
+        self._model = weakref.ref(model)
         self._come: set[int] = set()  # ids of the parameters whose gradients have come
         self._ending = False  # whether ``_end`` is queued
         self._begun: list[tuple[GradBucket, torch.futures.Future[torch.Tensor]]] = []
@@ -77,17 +93,20 @@ class Replicas(GradientCompression):
             register_optimizer_step_pre_hook(weakly(self._check_optimizer)),
         ]
         came = weakly(self._gradient_came)
-        self._handles += [one.register_post_accumulate_grad_hook(came) for one in trained.values()]  # type: ignore
+        hooks = {id(one): one.register_post_accumulate_grad_hook(came) for one in trained.values()}  # type: ignore
+        self._handles += hooks.values()
+        self._hook_of = {known: hook.id for known, hook in hooks.items()}
         reducing[self] = self._known
 
     def state_dict(self) -> dict[str, Any]:
-        return self._buckets.state_dict()
+        return {**self._buckets.state_dict(), "shard": [self._shards.rank(), self._shards.size()]}
 
     def _settle(self) -> None:
         self._buckets.settle()
 
     def _load(self, state: State, reshard: Reshard) -> None:
-        self._buckets.load(state, reshard)
+        mine = partial(of_shard, shard=[self._shards.rank(), self._shards.size()])
+        self._buckets.load(of_each(mine, state, reshard), reshard)
 
     @property
     def config(self) -> Config:
@@ -101,6 +120,7 @@ class Replicas(GradientCompression):
 
     def _usable(self, config: Config) -> Config:
         """With scope ``model``, all parameters are in one bucket, or two under tensor parallelism."""
+        sharding.refuse_measured(config, self._tensors)
         return for_buckets(Config.load(config, scope="bucket") if self._whole else config, 0, FSDP)
 
     def close(self) -> None:
@@ -117,20 +137,41 @@ class Replicas(GradientCompression):
         """Raises ``RuntimeError`` if gradients of a parameter would not come here; or the error of an earlier step."""
         if not torch.is_grad_enabled():
             return
-        if not self._come and torch._C._current_graph_task_id() == -1:  # no backward pass is under way
+        if torch._C._current_graph_task_id() == -1:  # no backward pass is under way
             self._ending = False  # the last one has failed at its beginning
+            if self._come and self._failure is None:
+                self._failure = RuntimeError(
+                    "the last backward pass has failed on this rank, and FSDP has not ended its part of it: start the "
+                    "processes again, from a checkpoint"
+                )
         if self._failure is not None:
             raise self._failure
-        trained = [one for one in model.parameters() if isinstance(one, DTensor) and one.requires_grad]
-        if any(id(one) not in self._known and sharding.size(one) for one in trained):
+        self._check_trained(model)
+
+    def _check_trained(self, model: torch.nn.Module) -> None:
+        self._checked = True
+        strange = {id(one) for one in model.parameters() if one.requires_grad} - self._known
+        if strange and any(  # FSDP may have made whole ones of its shards
+            sharding.size(one) if isinstance(one, DTensor) else plain(name) not in self._sharded
+            for name, one in model.named_parameters()
+            if id(one) in strange
+        ):
             raise RuntimeError(
-                "parameters of the model were replaced, or began to need gradients, after compress_replicas, so that "
-                "the replicas would not exchange their gradients: load states with assign=True, convert and unfreeze "
-                "before compress_replicas, or close() its result and call it again, on all ranks"
+                "parameters of the model were replaced or added, or began to need gradients, after compress_replicas, "
+                "so that the replicas would not exchange their gradients: load states with assign=True, convert, add "
+                "and unfreeze before compress_replicas, or close() its result and call it again, on all ranks"
             )
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Raises ``RuntimeError`` if an optimizer steps before the means are there."""
+        if self._waiting and trains(optimizer, self._known):
+            if any(one.grad is not None for one in chain.from_iterable(self._units)):
+                raise RuntimeError(
+                    f"{type(optimizer).__name__} steps after a backward pass with set_is_last_backward(False), whose "
+                    "gradients the replicas have not exchanged: call set_is_last_backward(True) before the last "
+                    "backward pass of a step, also where an epoch ends early, or zero_grad() to drop them"
+                )
+            self._waiting = False
         if self._come and trains(optimizer, self._known):
             raise RuntimeError(
                 f"{type(optimizer).__name__} steps within the backward pass, before the replicas have exchanged its "
@@ -146,21 +187,35 @@ class Replicas(GradientCompression):
     def _gradient_came(self, tensor: torch.Tensor) -> None:
         """FSDP has added a gradient to a shard's."""
         if not self._fsdp._state_ctx.is_last_backward:
+            self._waiting = True
             return
         self._backward_begins(tensor)  # of a part that was called alone
         self._come.add(id(tensor))
+        if self._unit_of.get(id(tensor), 0) < len(self._begun):
+            self._failure = self._failure or RuntimeError(
+                "a module's gradients have come again in one backward pass, after the replicas had begun to exchange "
+                "them: it was used twice, in parts that are checkpointed with use_reentrant=True. Checkpoint them with "
+                "use_reentrant=False, or give compress_replicas scope='model'"
+            )
         while self._failure is None and len(self._begun) < len(self._units) - 1:  # the last one is begun by ``_end``
             unit = self._units[len(self._begun)]
             if any(one.requires_grad and id(one) not in self._come for one in unit):
                 return
+            if any(one is tensor for one in unit) and self._hook_of[id(tensor)] != list(_hooks(tensor))[-1]:
+                return  # hooks of the user's come after this one, and may change the gradient: the next one begins it
             try:
                 self._begin(unit)
             except Exception as error:  # the backward pass goes on, since the other ranks of this replica are in it
                 self._failure = error
 
     def _begin(self, unit: list[DTensor], failure: Exception | None = None) -> None:
-        self._compilation.wait()
-        number, vector = len(self._begun), torch.cat([sharding.gradient(one).flatten() for one in unit])
+        if failure is None or isinstance(failure, Unused):
+            self._compilation.wait()
+            vector = torch.cat([sharding.gradient(one).flatten() for one in unit])
+        else:  # there may be no memory for them
+            vector = torch.zeros(1, dtype=unit[0].dtype, device=unit[0].to_local().device)
+            vector = vector.expand(sum(map(sharding.size, unit)))
+        number = len(self._begun)
         bucket = GradBucket(number, unit, vector, number + 1 == len(self._units))
         self._begun.append((bucket, self._buckets.take(bucket, failure)))
 
@@ -171,24 +226,33 @@ class Replicas(GradientCompression):
         if not self._come:
             return  # torch.autograd.grad asked for others
         try:
-            if self._failure is None:
-                self._wait()
-        except Exception as error:
+            if not self._checked and (model := self._model()) is not None:  # the model itself was not called
+                self._check_trained(model)
+        except RuntimeError as error:
             self._failure = error
+        try:
+            self._wait()
+        except Exception as error:
+            self._failure = self._failure or error
         begun, self._begun, self._come = self._begun, [], set()
+        self._checked = self._waiting = False
         try:
             self._shards.check(self._failure)
-        except RuntimeError as told:
-            self._failure = advised(self._failure or told, UNUSABLE)
-            self._engine.note_failure(told)
+            for bucket, _ in begun:
+                self._write(bucket)
+        except Exception as error:
+            self._failure = advised(self._failure or error, UNUSABLE)
+            self._engine.note_failure(error)
             self._buckets.take_leave()
             raise self._failure from None
-        for bucket, _ in begun:
-            keep_for_stream(bucket.vector)  # it was made on a stream of FSDP's
-            tensors = self._units[bucket.number]
-            for tensor, mean in zip(tensors, torch.split(bucket.vector, [*map(sharding.size, tensors)]), strict=True):
-                if tensor.requires_grad:
-                    sharding.write(tensor, mean)
+
+    def _write(self, bucket: GradBucket) -> None:
+        """Writes its means to the parameters' ``grad``."""
+        keep_for_stream(bucket.vector)  # it was made on a stream of FSDP's
+        tensors = self._units[bucket.number]
+        for tensor, mean in zip(tensors, torch.split(bucket.vector, [*map(sharding.size, tensors)]), strict=True):
+            if tensor.requires_grad:
+                sharding.write(tensor, mean)
 
     def _wait(self) -> None:
         """Begins what was not begun, and waits for all buckets."""
@@ -196,9 +260,9 @@ class Replicas(GradientCompression):
             unit = self._units[len(self._begun)]
             late = (one for one in unit if one.requires_grad and id(one) not in self._come)
             missing = [self._buckets.parameter_of(one).name for one in late]
-            failure = None
-            if missing and not self._find_unused:
-                failure = RuntimeError(
+            failure = self._failure
+            if failure is None and missing and not self._find_unused:
+                failure = Unused(
                     f"no gradient has come of {', '.join(missing[:5])}, since this backward pass did not use them: "
                     "freeze them (requires_grad_(False)), or give compress_replicas "
                     "find_unused_parameters=True, with which they get gradients of zero"
@@ -206,6 +270,11 @@ class Replicas(GradientCompression):
             self._begin(unit, failure)
         for _, future in self._begun:
             future.wait()  # on a GPU, the current stream does
+
+
+def _hooks(tensor: torch.Tensor) -> dict[int, Any]:
+    """Those that are called when its gradient has come, in their order. PyTorch has no public call for them."""
+    return tensor._post_accumulate_grad_hooks or {}
 
 
 def compress_replicas(

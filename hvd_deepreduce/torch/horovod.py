@@ -35,7 +35,7 @@ from hvd_deepreduce.torch.dense import DenseBypass
 from hvd_deepreduce.torch.owners import Model, Owners, no_instance
 from hvd_deepreduce.torch.sparse import SparseGradients
 from hvd_deepreduce.torch.streams import look_at_stream
-from hvd_deepreduce.torch.tensors import IS_TRAINED, TorchTensors, as_tensors, flush, hashes, on_host
+from hvd_deepreduce.torch.tensors import IS_TRAINED, TorchTensors, as_tensors, flush, hashes, of_each, on_host
 
 BROADCAST = (
     "Before the first step, call hvd.broadcast_parameters(model.state_dict(), root_rank=0), with process_set= if "
@@ -143,7 +143,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
 
     def _load(self, state: State, reshard: Reshard) -> None:
         self._forget_step()
-        self._engine.load_state_dict(on_host(state, reshard), reshard=reshard)
+        self._engine.load_state_dict(of_each(on_host, state, reshard), reshard=reshard)
         self._sparse.forget()
         self._step_checked = False
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Parameter
+from hvd_deepreduce.wire.quoting import quoted
 
 Model = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 LINE = (
@@ -16,6 +19,8 @@ LINE = (
     'compression=DeepReduce(model, "recommended"))'
 )
 ADASUM = "op=hvd.Adasum: Adasum cannot be computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
+_WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
+"""What ``torch.compile`` and ``checkpoint_wrapper`` put into names."""
 
 
 def named_parameters(model: Model | None, argument: str, line: str, why: str = "") -> dict[str, torch.Tensor]:
@@ -41,6 +46,57 @@ def named_parameters(model: Model | None, argument: str, line: str, why: str = "
     if len(dict(pairs)) != len(pairs):
         raise ValueError("two parameters have the same name: give each parameter a name of its own")
     return dict(pairs)
+
+
+def plain(name: str) -> str:
+    """A parameter's name without wrappers, so that a state can be loaded when these have changed."""
+    return _WRAPPERS.sub("", name)
+
+
+def by_plain_name(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Parameters by their plain names. Raises ``ValueError`` if two have the same."""
+    found = {plain(name): one for name, one in tensors.items()}
+    if len(found) != len(tensors):
+        raise ValueError(
+            "two parameters have the same name but for _orig_mod. and _checkpoint_wrapped_module., which are left out: "
+            "give each parameter a name of its own"
+        )
+    return found
+
+
+def with_plain_names(state: Any, keys: Sequence[str]) -> Any:
+    """A state, if it is one, with plain names in the dicts and lists below ``keys``: states of earlier versions may
+    have others."""
+    if not isinstance(state, Mapping):
+        return state
+    found = dict(state)
+    for key in keys:
+        given = state.get(key)
+        if isinstance(given, Mapping):
+            found[key] = {plain(name) if isinstance(name, str) else name: one for name, one in given.items()}
+        elif isinstance(given, list):
+            found[key] = [plain(name) if isinstance(name, str) else name for name in given]
+    return found
+
+
+def of_shard(state: Any, shard: list[int] | None) -> Any:
+    """A state of this shard, with plain names.
+
+    Args:
+        shard: its number among the ranks of a replica, and how many these are; None: the model is not sharded.
+
+    Raises:
+        ValueError: the state says that it is of another shard. Those of earlier versions do not say it.
+    """
+    told = state.get("shard") if isinstance(state, Mapping) else None
+    same = told is None or (isinstance(told, Sequence) and list(told) == shard)
+    if shard is not None and not same:
+        raise ValueError(
+            f"the state is of shard {quoted(told)} of the model, and this rank holds shard {quoted(shard)} (the number "
+            "of the shard, and how many there are): every rank must load the state that it saved. For another number "
+            "of shards, save checkpointed(...) by torch.distributed.checkpoint"
+        )
+    return with_plain_names(state, ("steps", "residuals"))
 
 
 def _is_pair(given: object) -> bool:

@@ -16,9 +16,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._pytree import tree_leaves
 
+from hvd_deepreduce.config import Config, ConfigError
+from hvd_deepreduce.exchange.settings import AutoExchange
 from hvd_deepreduce.torch.distributed import DistributedCollectives
+from hvd_deepreduce.torch.owners import by_plain_name, plain
 from hvd_deepreduce.torch.rendezvous import Rendezvous, ranks_of
 from hvd_deepreduce.torch.tensors import TorchTensors, own
 
@@ -44,8 +48,8 @@ LINES = {
 
 def trained(model: torch.nn.Module) -> dict[str, DTensor]:
     """The sharded parameters that need gradients, by name, also those of which this rank has no elements."""
-    every = model.named_parameters()
-    return {name: one for name, one in every if one.requires_grad and isinstance(one, DTensor)}
+    every = by_plain_name(dict(model.named_parameters()))
+    return {name: one for name, one in every.items() if one.requires_grad and isinstance(one, DTensor)}
 
 
 def units(model: torch.nn.Module, shards: Mapping[str, DTensor], whole: bool) -> list[list[DTensor]]:
@@ -54,7 +58,8 @@ def units(model: torch.nn.Module, shards: Mapping[str, DTensor], whole: bool) ->
     as under tensor parallelism: they stay equal if what is selected from them does not depend on others.
     """
     replica = ranks(shards)
-    order = {name: at for at, (name, one) in enumerate(model.named_modules()) if isinstance(one, FSDPModule)}
+    modules = enumerate(model.named_modules())
+    order = {plain(f"{name}.")[:-1]: at for at, (name, one) in modules if isinstance(one, FSDPModule)}
     found: dict[tuple[int, str], list[DTensor]] = {}
     for name, one in shards.items():
         owner = "" if whole else name.rpartition(".")[0]
@@ -79,6 +84,21 @@ def repetition(tensor: torch.Tensor, replica: Sequence[int]) -> str:
     if prod(mesh.size(at) for at in over) >= len(replica):
         return ""
     return ", ".join(names[at] for at in over) or "nothing"
+
+
+def refuse_measured(config: Config, shards: Mapping[str, torch.Tensor]) -> None:
+    """Raises ``ConfigError`` if ranks that hold the same parameter whole would choose by times that each has measured:
+    the parameter would not stay equal on them."""
+    replica, exchange = ranks(shards), config.exchange
+    whole = [name for name, one in shards.items() if repetition(one, replica)]
+    measured = isinstance(exchange, AutoExchange) and None in (exchange.bandwidth, exchange.latency)
+    if whole and (measured or config.mode == "auto"):
+        setting = "mode is 'auto'" if config.mode == "auto" else "exchange is 'auto'"
+        raise ConfigError(
+            f"{setting}, which goes by measured times, and several ranks of a replica hold {', '.join(whole[:3])} "
+            "whole, as under tensor parallelism: they could choose differently, and it would differ on them. Set "
+            "mode to 'always', and exchange to 'allgather' or 'reduce_scatter'"
+        )
 
 
 def replicas_of(mesh: object) -> dist.ProcessGroup:
@@ -124,7 +144,7 @@ def check_replicas(
             f"{call} would reduce their gradients within a replica: shard or freeze them"
         )
     if not shards:
-        raise ValueError("this rank has no shard of a parameter that needs gradients: there is nothing to exchange")
+        raise ValueError("the model has no sharded parameter that needs gradients: there is nothing to exchange")
     if odd := [name for name, one in shards.items() if not one.is_floating_point()]:
         raise TypeError(
             f"parameter {odd[0]} is {shards[odd[0]].dtype}, and {call} exchanges floating-point parameters: make it a "
@@ -201,9 +221,15 @@ def write(tensor: DTensor, flat: torch.Tensor) -> None:
     own = gradient(tensor)
     own.copy_(flat.view(own.shape))
     if tensor.grad is None:
-        tensor.grad = DTensor.from_local(
-            own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-        )
+        tensor.grad = sharded_as(tensor, own)
+
+
+def sharded_as(tensor: DTensor, part: torch.Tensor) -> DTensor:
+    """A tensor that is sharded as this one, with this rank's part. The part stays where it is, as those of
+    ``CPUOffloadPolicy`` do: ``DTensor.from_local`` would move it to the mesh's device."""
+    meta = TensorMeta(tensor.shape, tensor.stride(), part.dtype)
+    spec = DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
+    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 class Mates:

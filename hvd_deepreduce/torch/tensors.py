@@ -251,10 +251,14 @@ def as_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "residuals": {name: torch.from_numpy(r) for name, r in state["residuals"].items()}}
 
 
-def on_host(state: Any, reshard: Reshard = False) -> Any:
-    """A state with arrays in place of tensors; with ``reshard``, an iterator over states."""
-    if reshard is not False and isinstance(state, Iterable) and not isinstance(state, Mapping):
-        return map(on_host, state)
+def of_each(call: Callable[[Any], Any], state: Any, reshard: Reshard) -> Any:
+    """What ``call`` makes of a state; with ``reshard``, an iterator over what it makes of each of several."""
+    many = reshard is not False and isinstance(state, Iterable) and not isinstance(state, Mapping)
+    return map(call, state) if many else call(state)
+
+
+def on_host(state: Any) -> Any:
+    """A state with arrays in place of tensors."""
     residuals = state.get("residuals") if isinstance(state, Mapping) else None
     if not isinstance(residuals, Mapping):
         return state

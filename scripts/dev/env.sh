@@ -3,7 +3,7 @@
 # `.venv/bin/python` has the same variables. They are defined only here.
 # A variable that is already set keeps its value, except OPAL_PREFIX, which must match the MPI of this venv.
 
-hvd_root=$(cd "$(dirname "${BASH_SOURCE:-$0}")/../.." && pwd)
+hvd_root=$(cd "$(dirname "${BASH_SOURCE:-$0}")/../.." && pwd -P)
 [ -f "$hvd_root/scripts/dev/env.sh" ] || echo "env.sh: cannot find the project folder: source this file from bash or zsh" >&2
 
 # The purpose of each:

@@ -4,7 +4,7 @@
 # Horovod and the tools of the tests. If none of its inputs has changed, it does nothing and takes well under a second.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-root=$PWD
+root=$(pwd -P)  # as Python names it: a checkout may be reached through a link
 log=$root/.venv/setup.log
 started=$SECONDS
 part=${1:-all}

@@ -20,14 +20,20 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hvd_deepreduce import ConfigError
 from hvd_deepreduce.engine import MismatchError
 from hvd_deepreduce.engine.dense_or_compressed import WARM_UP
-from hvd_deepreduce.torch import SignMomentum, ddp, fsdp
+from hvd_deepreduce.torch import SignMomentum, ddp, fsdp, sharding
 from hvd_deepreduce.torch.capture import Capture
 from hvd_deepreduce.torch.checkpoint import checkpointed
 from hvd_deepreduce.torch.fsdp import compress_replicas
@@ -418,6 +424,77 @@ def states_of_another_number_of_replicas():
 
 
 @case
+def states_of_another_shard_are_refused():
+    """Shards of one shape; also if another replica's state is of that shard. Nothing has changed then."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(0)
+    model = fully_shard(nn.Linear(8, 4), mesh=mesh["shard"])
+    replicas = compress_replicas(model, mesh["replicate"], {**LOSSY, "scope": "bucket"})
+    model(torch.full((1, 8), 1.0 + dist.get_rank())).sum().backward()
+    rank, states = dist.get_rank(), [None] * 4
+    dist.all_gather_object(states, replicas.state_dict())
+    own = [states[rank % 2], states[rank % 2 + 2]]
+    message = rf"is of shard \[{1 - rank % 2}, 2\] of the model, and this rank holds shard \[{rank % 2}, 2\]"
+    with pytest.raises(ValueError, match=message):
+        replicas.load_state_dict(states[rank ^ 1])
+    for wrong in ([own[0], states[3 - rank % 2]], [states[1 - rank % 2], own[1]]):
+        with pytest.raises(ValueError, match=message):
+            replicas.load_state_dict(iter(wrong), reshard=True)
+    for name, one in replicas.state_dict()["residuals"].items():
+        assert torch.equal(one, states[rank]["residuals"][name])
+    replicas.load_state_dict(iter(own), reshard=True)
+    replicas.load_state_dict({key: one for key, one in states[rank].items() if key != "shard"})  # an earlier version's
+    replicas.close()
+
+
+@case
+def states_do_not_depend_on_what_wraps_the_modules():
+    """The model's own do not either. Earlier versions had the wrappers in names."""
+    config, wrapped, folder = {**LOSSY, "scope": "bucket"}, "_checkpoint_wrapped_module", shared_folder()
+    job, again = Job(config).run(2), Job(config, wrap=checkpoint_wrapper)
+    assert job.model.state_dict().keys() == again.model.state_dict().keys()
+    state, kept = job.replicas.state_dict(), job.residuals()
+    dcp.save({"compression": checkpointed(job.replicas)}, checkpoint_id=folder)
+    assert any(wrapped in name for name, _ in again.model.named_parameters())
+    assert sharding.units(again.model, sharding.trained(again.model), whole=False)[1:] == [
+        [one for one in block.parameters() if one.requires_grad] for block in again.model.blocks
+    ], "each block is one unit"
+
+    def before(name):
+        first, _, rest = name.partition(".")
+        number, _, rest = rest.partition(".")
+        return f"{first}.{number}.{wrapped}.{rest}" if rest else name
+
+    renamed = {key: {before(name): one for name, one in state[key].items()} for key in ("steps", "residuals")}
+    earlier = {**state, **renamed}
+    assert state["steps"].keys() != earlier["steps"].keys()
+    for load in (
+        lambda: again.replicas.load_state_dict(state),
+        lambda: again.replicas.load_state_dict(earlier),
+        lambda: dcp.load({"compression": checkpointed(again.replicas, folder)}, checkpoint_id=folder),
+    ):
+        again.replicas.load_state_dict({**state, "residuals": {}})
+        load()
+        found = again.residuals()
+        for name, one in kept.items():  # a checkpoint leaves zeros out
+            assert torch.equal(found.get(name, torch.zeros_like(one)), one)
+        assert found.keys() <= kept.keys()
+    again.run(2, 4)
+
+
+@case
+def a_part_stays_where_it_is():
+    """As on the host, under a mesh of GPUs."""
+    like = next(Sharded().model.parameters())
+    for device in ("cpu", "meta"):
+        part = torch.zeros_like(sharding.own(like), device=device)
+        made = sharding.sharded_as(like, part)
+        assert made.to_local().device.type == device and made.to_local().data_ptr() == part.data_ptr()
+        assert (made.shape, made.stride(), made.placements) == (like.shape, like.stride(), like.placements)
+        assert not made.requires_grad
+
+
+@case
 def the_exchange_runs_during_the_backward_pass():
     job, came = Job(IN_BUCKETS), []
     job.step(0)
@@ -564,6 +641,161 @@ def modes_and_optimizers():
     with pytest.raises(ValueError, match="use hvd_deepreduce.torch.SignMomentum"):
         Job("sign_momentum", make=torch.optim.AdamW, lr=0.003).run(1)
     Job({**LOSSY, "scope": "bucket"}, make=torch.optim.AdamW, lr=0.003).run(4).check_same()
+
+
+@case
+def gradients_that_come_again_after_their_exchange_has_begun():
+    """A block that is used twice has a backward pass of its own for each use, if checkpointing makes one."""
+    made = partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.REENTRANT)
+    expected = Network()
+    loss_of(expected, 0, range(dist.get_world_size()), used=[0, 1, 1, 2]).backward()
+    whole = Job(LOSSLESS | {"scope": "model"}, wrap=made)
+    whole.backward(0, used=[0, 1, 1, 2])
+    for one, right in zip(whole.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.full_tensor(), right.grad, rtol=1e-4, atol=1e-6)
+    with pytest.raises(RuntimeError, match="come again in one backward pass.*Checkpoint them with use_reentrant=False"):
+        Job(IN_BUCKETS, wrap=made).backward(0, used=[0, 1, 1, 2])
+
+
+@case
+def gradients_that_wait_for_the_last_backward_pass_are_not_applied():
+    job = Job(IN_BUCKETS).run(1)
+    before = job.shards()
+    job.optimizer.zero_grad()
+    job.model.set_is_last_backward(False)
+    job.backward(1)
+    with pytest.raises(RuntimeError, match="SGD steps after a backward pass with set_is_last_backward.False., whose"):
+        job.optimizer.step()
+    job.optimizer.zero_grad()
+    job.optimizer.step()  # they were dropped
+    assert all(map(torch.equal, before, job.shards()))
+    job.model.set_is_last_backward(True)
+    job.run(1, 3).check_same()
+
+
+@case
+def parameters_that_nobody_would_reduce():
+    """Plain ones that begin to need gradients; and sharded ones, where the model itself is not called."""
+    model = Network()
+    model.gain = nn.Parameter(torch.ones(1), requires_grad=False)
+    job = Job(IN_BUCKETS, model=model, shard={"ignored_params": {model.gain}}).run(1)
+    model.gain.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="began to need gradients, after compress_replicas"):
+        job.step(1)
+    model = Network()
+    model.blocks[1].norm.requires_grad_(False)
+    model.loss = partial(loss_of, model.forward)
+    job = Job(IN_BUCKETS, model=model)
+    register_fsdp_forward_method(job.model, "loss")
+    job.model.loss(0, [dist.get_rank()]).backward()
+    model.blocks[1].norm.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="began to need gradients, after compress_replicas"):
+        job.model.loss(1, [dist.get_rank()]).backward()
+
+
+@case
+def an_error_before_a_bucket_begins_is_one_of_all_ranks():
+    """The other ranks are in its exchange already, and hear of it there."""
+    for exchange in ("allgather", "reduce_scatter"):
+        job = Job({**IN_BUCKETS, "exchange": exchange}, replicas=4).run(1)
+        before = job.shards()
+        with pytest.MonkeyPatch.context() as patch:
+            if dist.get_rank() == 2:
+                patch.setattr(sharding, "gradient", broken)
+            with pytest.raises((MemoryError, RuntimeError), match="no room for a vector"):
+                job.step(1)
+        assert all(map(torch.equal, before, job.shards()))
+
+
+def broken(_):
+    raise MemoryError("no room for a vector")
+
+
+@case
+def a_backward_pass_that_has_failed():
+    job = Job(IN_BUCKETS).run(1)
+
+    def fails(*_):
+        raise ValueError("found by the job itself")
+
+    hook = job.model.blocks[0].register_full_backward_hook(fails)
+    with pytest.raises(ValueError, match="found by the job itself"):
+        job.step(1)
+    hook.remove()
+    with pytest.raises(RuntimeError, match="the last backward pass has failed on this rank, .* start the processes"):
+        job.step(1)
+
+
+@case
+def replicas_that_freeze_other_parameters():
+    """As many, of equal shapes."""
+    for options in ({}, {"find_unused_parameters": True}):
+        job = Job({**LOSSY, "scope": "bucket"}, **options).run(1)
+        norm, replica = job.model.blocks[0].norm, job.mesh["replicate"].get_local_rank()
+        (norm.bias if replica else norm.weight).requires_grad_(False)
+        with pytest.raises(MismatchError, match="'frozen parameters' is 'blocks.0.norm.weight"):
+            job.step(1)
+
+
+@case
+def hooks_of_the_job_see_the_gradient_before_it_is_exchanged():
+    job = Job(IN_BUCKETS)
+    for one in job.model.parameters():
+        one.register_post_accumulate_grad_hook(lambda one: one.grad.mul_(0))
+    job.backward(0)
+    assert not any(one.grad.to_local().any() for one in job.model.parameters())
+
+
+@case
+def ranks_that_have_more_process_groups_than_others():
+    dist.new_group([0])
+    Job({**LOSSY, "scope": "bucket"}).run(2).check_same()
+
+
+class Uneven(nn.Module):
+    """Over two shards and two tensor ranks, one of the four holds nothing of ``head``, which has three rows."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.norm, self.up, self.down = (
+            nn.Linear(64, 3), nn.LayerNorm(64), nn.Linear(64, 16), nn.Linear(16, 9)
+        )  # fmt: skip
+
+    def forward(self, x):
+        y = self.norm(x)
+        return self.down(self.up(y).tanh()).square().mean() + self.head(y).square().mean()
+
+
+@case
+def what_the_ranks_of_a_replica_hold_whole_stays_equal_beside_shards_without_elements():
+    """The codec draws random numbers. One replica compresses, too, where there is a momentum."""
+    mesh = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+    plan = {"head": ColwiseParallel(output_layouts=Replicate()), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    for config in ({"scope": "bucket", "selection": "tensor"}, {"scope": "tensor"}):
+        model = fully_shard(parallelize_module(Uneven(), mesh["tensor"], plan), mesh=mesh["shard"])
+        config = {"sparsifier": {"name": "topk", "density": 0.5}, "value": "qsgd", "memory": "dgc", **config}
+        replicas = compress_replicas(model, mesh["replicate"], config)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(4):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            model(torch.randn(4, 64)).backward()
+            optimizer.step()
+        every = [None] * 4
+        dist.all_gather_object(every, [one.detach().to_local().tolist() for one in model.norm.parameters()])
+        assert every[0] == every[1] and every[2] == every[3]
+        for setting in ({"mode": "auto"}, {"exchange": "auto", "scope": "bucket"}):
+            with pytest.raises(ConfigError, match="goes by measured times, and several ranks .* hold norm.weight"):
+                replicas.set_config(setting)
+        replicas.close()
+
+
+@case
+def a_rank_without_a_shard_is_an_error_on_all_ranks():
+    mesh = init_device_mesh("cpu", (1, 4), mesh_dim_names=("replicate", "shard"))
+    with pytest.raises((ValueError, RuntimeError), match="no element of a parameter that needs gradients"):
+        compress_replicas(fully_shard(nn.Linear(8, 2), mesh=mesh["shard"]), mesh["replicate"])
 
 
 @case

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -272,6 +273,63 @@ def a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes():
 
 
 @case
+def several_states_in_one_checkpoint():
+    """As of two models."""
+    folder, jobs = shared_folder(), [Job(IN_MODEL, every=2, model=Network(seed=seed)).run(3) for seed in range(2)]
+    dcp.save({name: checkpointed(job.optimizer) for name, job in zip("gd", jobs, strict=True)}, checkpoint_id=folder)
+    for name, job in zip("gd", jobs, strict=True):
+        again = Job(IN_MODEL, every=2, model=Network(seed=3))
+        dcp.load({name: checkpointed(again.optimizer, folder, name=name)}, checkpoint_id=folder)
+        assert all(map(torch.equal, again.shards(), job.shards()))
+        assert all(map(torch.equal, full_sums(again, again.residuals()), full_sums(job, job.residuals())))
+
+
+@case
+def states_of_another_shard_are_refused():
+    """Those of earlier versions do not say of which one they are."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(0)
+    model = fully_shard(nn.Linear(8, 4), mesh=mesh["shard"])
+    optimizer = LocalSGD(SGD(model.parameters()), model, IN_MODEL, every=2, process_group=mesh["replicate"].get_group())
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((1, 8), 1.0 + step + dist.get_rank())).sum().backward()
+        optimizer.step()
+    kept, states, rank = residuals_of(optimizer), [None] * 4, dist.get_rank()
+    dist.all_gather_object(states, optimizer.state_dict())
+    for given, reshard in ((states[rank ^ 1], False), ([states[rank], states[rank ^ 3]], True)):
+        with pytest.raises(ValueError, match=rf"is of shard \[{1 - rank % 2}, 2\] of the model, and this rank"):
+            optimizer.load_state_dict(given, reshard=reshard)
+    assert all(torch.equal(one, kept[name]) for name, one in residuals_of(optimizer).items())
+    del states[rank]["local_sgd"]["compression"]["shard"]
+    optimizer.load_state_dict(states[rank])
+
+
+@case
+def states_do_not_depend_on_what_wraps_the_modules():
+    """Earlier versions had the wrappers in names."""
+    options = {"every": 4, "fragments": 2, "delay": 2, "make": ADAMW}
+    job, folder, model = Job(IN_MODEL, **options).run(4), shared_folder(), Network(seed=3)
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = checkpoint_wrapper(block)
+    dcp.save({"optimizer": checkpointed(job.optimizer)}, checkpoint_id=folder)
+    state, shards = copy.deepcopy(job.optimizer.state_dict()), job.shards()
+    local = state["local_sgd"]
+    for values, keys in ((local, ("anchors", "means", "starts")), (local["compression"], ("steps", "residuals"))):
+        for key in keys:
+            assert values[key]
+            values[key] = {f"_orig_mod.{name}": one for name, one in values[key].items()}
+    final, again = job.ended(4, 9).shards(), Job(IN_MODEL, model=model, **options)
+    dcp.load({"optimizer": checkpointed(again.optimizer, folder)}, checkpoint_id=folder)
+    assert all(map(torch.equal, again.ended(4, 9).shards(), final))
+    again = Job(IN_MODEL, **options)
+    for one, kept in zip(again.model.parameters(), shards, strict=True):
+        one.to_local().detach().copy_(kept)
+    again.optimizer.load_state_dict(state)
+    assert all(map(torch.equal, again.ended(4, 9).shards(), final))
+
+
+@case
 def checkpoints_that_cannot_be_loaded():
     folder, job = shared_folder(), Job(IN_MODEL, every=2).run(2)
     dcp.save({"model": job.model.state_dict()}, checkpoint_id=folder)
@@ -279,8 +337,19 @@ def checkpoints_that_cannot_be_loaded():
         dcp.load({"optimizer": checkpointed(job.optimizer, folder)}, checkpoint_id=folder)
     state = {"one": checkpointed(job.optimizer), "other": checkpointed(job.optimizer)}
     dcp.save(state, checkpoint_id=(folder := shared_folder()))
-    with pytest.raises(Exception, match="this checkpoint has several states"):
-        dcp.load({"one": checkpointed(job.optimizer, folder)}, checkpoint_id=folder)
+    for name, match in (
+        (None, "has several states of .*, with the names one, other: give that .*, as checkpointed.*name='one'"),
+        ("third", "has no state 'third' of .*: the name must be one of one, other"),
+    ):
+        with pytest.raises(Exception, match=match):
+            dcp.load({"one": checkpointed(job.optimizer, folder, name=name)}, checkpoint_id=folder)
+    replica, folder = job.mesh["replicate"].get_local_rank(), shared_folder()
+    if replica == 0:
+        state = {"one": checkpointed(job.optimizer)}
+        dcp.save(state, checkpoint_id=folder, process_group=job.mesh["shard"].get_group())
+    dist.barrier()
+    with pytest.raises(ValueError, match=r"of 1 of 2 replicas, with the numbers \[0\]") if replica else nullcontext():
+        checkpointed(job.optimizer, folder).state_dict()
     dcp.save({"one": checkpointed(job.optimizer)}, checkpoint_id=(folder := shared_folder()))
     with pytest.raises(Exception, match="to load, give the checkpoint to checkpointed"):
         dcp.load({"one": checkpointed(job.optimizer)}, checkpoint_id=folder)

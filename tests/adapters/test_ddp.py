@@ -104,3 +104,19 @@ except AttributeError as error:
     assert missing.startswith("hvd_deepreduce.torch.DeepReduce needs horovod, which is not installed"), done.stdout
     assert ": run pip install " in missing and "Without Horovod there are ddp.deepreduce_hook" in missing, done.stdout
     assert unknown == "module 'hvd_deepreduce.torch' has no attribute 'nothing'", done.stdout
+
+
+@pytest.mark.parametrize("what", ["torch import DeepReduce", "torch.fsdp import Replicas"])
+def test_a_missing_pytorch_is_named(what):
+    """Also where Horovod is missing too, and where a module is imported directly."""
+    code = f"""
+import sys
+sys.modules.update(torch=None, horovod=None)
+try:
+    from hvd_deepreduce.{what}
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.startswith("hvd_deepreduce.torch needs torch, which is not installed"), done.stdout
+    assert done.stdout.endswith("run pip install torch\n"), done.stdout

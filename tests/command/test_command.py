@@ -16,7 +16,7 @@ from hvd_deepreduce import Config
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.config import presets
 from hvd_deepreduce.needs import INSTALL
-from hvd_deepreduce.pipeline import Pipeline
+from hvd_deepreduce.pipeline import Pipeline, bundle
 from hvd_deepreduce.tools import bench, doctor, gradients, measuring, output, probes
 from hvd_deepreduce.tools.app import app
 from tests import cuda_emulator
@@ -227,13 +227,18 @@ def test_doctor_finds_nothing_wrong(monkeypatch):
     ("mpi4py", {**FOUND["mpi4py"], "library": "Open MPI v5.0.6"}, "note", "use mpirun"),
     ("cupy", {"version": "14.2.0", "gpus": [], "why": "no driver"}, "note", "no driver"),
     ("kernels", "its process was ended by SIGILL", "fails", "SIGILL"),
-    ("torch", "ImportError: libcudart.so.13", "fails", "libcudart.so.13"),
+    ("torch", "ImportError: libcudart.so.13", "fails", "libcudart.so.13. To fix it, install torch again"),
 ])  # fmt: skip
 def test_doctor_says_what_will_not_work(monkeypatch, name, found, state, advice):
     lines = examined(monkeypatch, code=int(state == "fails"), **{name.replace(".", "__"): found})
     assert lines[name]["state"] == state and advice in lines[name]["advice"]
     others = [line for other, line in lines.items() if other in FOUND and other != name]
     assert all(line["state"] == "ok" for line in others)
+
+
+def test_doctor_says_what_to_do_once(monkeypatch):
+    old = f"ImportError: gradients on a GPU need CuPy 14, and this is 13.6.0: run {INSTALL['cupy']}"
+    assert examined(monkeypatch, code=1, cupy=old)["cupy"]["advice"] == f"it does not work: {old}"
 
 
 def test_doctor_where_little_is_installed(monkeypatch):
@@ -267,6 +272,11 @@ def test_the_kernels_are_probed_in_a_process_of_their_own():
 def test_a_round_trip_finds_a_device_that_computes_something_else(monkeypatch):
     with pytest.raises(RuntimeError, match="do not add up"):
         probes.round_trip(lambda array: array * 2)
+    encode = bundle.encode
+    with monkeypatch.context() as patch:  # as a job's containers are made
+        patch.setattr(bundle, "encode", lambda gradient, *rest: encode(gradient * 2, *rest))
+        with pytest.raises(RuntimeError, match="do not add up"):
+            probes.round_trip(np.copy)
     monkeypatch.setattr(probes, "PRESET", "topk_raw")
     assert probes.round_trip(np.copy)["elements"] == probes.NUMEL
 

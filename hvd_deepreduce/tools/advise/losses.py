@@ -46,6 +46,7 @@ class Job(NamedTuple):
 JOBS = {
     "cnn": Job(SGD, "ResNet", "a ResNet on digits", "points", "docs/results/presets.md"),
     "lstm": Job(SGD, "LSTM", "an LSTM", "nats", "docs/results/arena.md"),
+    "tuned": Job(SGD, "tuned ResNet", "a ResNet on digits on 4 ranks, tuned", "points", "docs/results/arena.md"),
     "gpt": Job(ADAM, "GPT", "a GPT in 400 steps of AdamW", "nats", "docs/results/presets.md"),
     "embedding": Job(ADAM, "NeuMF", "NeuMF under Adam", "points", "docs/results/presets.md"),
     "longer": Job(ADAM, "longer GPT", "a GPT in 2,000 steps of AdamW on 4 ranks", "nats", "docs/results/arena.md"),
@@ -58,9 +59,10 @@ LOST = {
         "qsparse_local": -0.42, "sparseloco": 0.0, "diloco": 11.39, "streaming_diloco": 3.19,
     },
     "lstm": {
-        "fast": 0.103, "smallest": 0.311, "dgc": 0.156, "adamw_safe": 0.034, "qsparse_local": 0.152,
-        "sparseloco": 0.256,
+        "recommended": 0.103, "fast": 0.103, "smallest": 0.311, "dgc": 0.156, "adamw_safe": 0.034,
+        "qsparse_local": 0.152, "sparseloco": 0.256,
     },
+    "tuned": {"recommended": 0.44, "fast": 0.44, "dgc": 0.72},
     "gpt": {
         "recommended": 0.45, "fast": 0.45, "small": 0.51, "smallest": 0.67, "qsgd": 0.21,
         "adamw_safe": 0.10, "adamw_small": 0.26, "qsparse_local": 0.37, "diloco": 0.28, "streaming_diloco": 0.27,
