@@ -73,6 +73,7 @@ LOST = {
     },
     "longer": {
         "adamw_safe": 0.022, "adamw_small": 0.032, "sparseloco": 0.280, "diloco": 0.291, "sign_momentum": -0.010,
+        "sign_momentum_small": -0.016,
     },
 }  # fmt: skip
 """By job and preset: dense's result less the preset's, or the preset's loss less dense's; negative: it was better."""
