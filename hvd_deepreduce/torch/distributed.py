@@ -20,7 +20,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.collectives import Held
 from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.ops import heap
-from hvd_deepreduce.torch.rendezvous import named
+from hvd_deepreduce.torch.rendezvous import meeting_place, named
 from hvd_deepreduce.torch.tensors import TorchTensors, keep_for_stream
 
 MAX_CHARACTERS = 1000
@@ -128,6 +128,10 @@ class DistributedCollectives(Collectives):
 
     def size(self) -> int:
         return self._size
+
+    def place(self) -> list[int]:
+        """This rank's number among them, and how many they are."""
+        return [self._rank, self._size]
 
     def local_size(self) -> int:
         return self._local_size
@@ -304,10 +308,8 @@ def _level(ranks: Sequence[int]) -> None:
     the job has made a group of some of them, the ranks would wait for each other for ever: those that have fewer make
     groups of their own.
     """
-    store, names = dist.distributed_c10d._get_default_store(), dist.distributed_c10d._world.pg_names  # no public calls
-    store = dist.PrefixStore(f"hvd_deepreduce/groups of {ranks}", store)  # type: ignore[attr-defined]
-    own = dist.get_rank()
-    store = dist.PrefixStore(str(store.add(f"rank {own}", 1)), store)  # type: ignore[attr-defined]
+    store, own = meeting_place(f"groups of {ranks}"), dist.get_rank()
+    names = dist.distributed_c10d._world.pg_names  # PyTorch has no public call for it
     store.set(str(own), str(len(names)))
     most = max(map(int, store.multi_get(list(map(str, ranks)))))
     while len(names) < most:

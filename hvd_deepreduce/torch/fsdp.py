@@ -99,13 +99,13 @@ class Replicas(GradientCompression):
         reducing[self] = self._known
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._buckets.state_dict(), "shard": [self._shards.rank(), self._shards.size()]}
+        return {**self._buckets.state_dict(), "shard": self._shards.place()}
 
     def _settle(self) -> None:
         self._buckets.settle()
 
     def _load(self, state: State, reshard: Reshard) -> None:
-        mine = partial(of_shard, shard=[self._shards.rank(), self._shards.size()])
+        mine = partial(of_shard, shard=self._shards.place())
         self._buckets.load(of_each(mine, state, reshard), reshard)
 
     @property
@@ -191,7 +191,8 @@ class Replicas(GradientCompression):
             return
         self._backward_begins(tensor)  # of a part that was called alone
         self._come.add(id(tensor))
-        if self._unit_of.get(id(tensor), 0) < len(self._begun):
+        number = self._unit_of[id(tensor)]
+        if number < len(self._begun):
             self._failure = self._failure or RuntimeError(
                 "a module's gradients have come again in one backward pass, after the replicas had begun to exchange "
                 "them: it was used twice, in parts that are checkpointed with use_reentrant=True. Checkpoint them with "
@@ -201,7 +202,7 @@ class Replicas(GradientCompression):
             unit = self._units[len(self._begun)]
             if any(one.requires_grad and id(one) not in self._come for one in unit):
                 return
-            if any(one is tensor for one in unit) and self._hook_of[id(tensor)] != list(_hooks(tensor))[-1]:
+            if number == len(self._begun) and self._hook_of[id(tensor)] != list(_hooks(tensor))[-1]:
                 return  # hooks of the user's come after this one, and may change the gradient: the next one begins it
             try:
                 self._begin(unit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -62,12 +63,7 @@ class Rendezvous:
         self._kind, self._around = kind, around
         self._ranks = ranks_of(around)
         self._wait = Patience(self._nobody_came, limit).wait
-        store = dist.distributed_c10d._get_default_store()  # PyTorch has no public call for it
-        which = blake2b(f"{kind} {self._ranks} {clock}".encode(), digest_size=8).hexdigest()
-        store = dist.PrefixStore(f"hvd_deepreduce/{which}", store)  # type: ignore[attr-defined]
-        # The store counts how often this rank has come: a process that is started again goes on counting.
-        number = store.add(f"rank {dist.get_rank()}", 1)
-        self._store = dist.PrefixStore(str(number), store)  # type: ignore[attr-defined]
+        self._store = meeting_place(f"{kind} {self._ranks} {clock}")
 
     def meet(self, partners: Group, gradient: torch.Tensor | None = None) -> None:
         """Returns once all ranks have come.
@@ -86,7 +82,7 @@ class Rendezvous:
         store.set(f"rank {dist.get_rank()}", _text(ranks_of(partners)))
 
         def decided() -> bool:
-            return store.check(["decision"])
+            return bool(store.check(["decision"]))
 
         if store.add("ranks", 1) == len(self._ranks):
             store.compare_set("decision", "", "all are here")
@@ -141,6 +137,16 @@ class Rendezvous:
         with suppress(RuntimeError):  # the store may have ended
             return [rank for rank in self._ranks if not self._store.check([f"rank {rank}"])]
         return []
+
+
+def meeting_place(what: str) -> Any:
+    """The part of the job's store that ranks share which have called this, with the same text, equally often."""
+    store = dist.distributed_c10d._get_default_store()  # PyTorch has no public call for it
+    which = blake2b(what.encode(), digest_size=8).hexdigest()
+    store = dist.PrefixStore(f"hvd_deepreduce/{which}", store)  # type: ignore[attr-defined]
+    # The store counts how often this rank has come: a process that is started again goes on counting.
+    number = store.add(f"rank {dist.get_rank()}", 1)
+    return dist.PrefixStore(str(number), store)  # type: ignore[attr-defined]
 
 
 def ranks_of(group: Group) -> list[int]:

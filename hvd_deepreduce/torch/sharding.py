@@ -89,11 +89,15 @@ def repetition(tensor: torch.Tensor, replica: Sequence[int]) -> str:
 def refuse_measured(config: Config, shards: Mapping[str, torch.Tensor]) -> None:
     """Raises ``ConfigError`` if ranks that hold the same parameter whole would choose by times that each has measured:
     the parameter would not stay equal on them."""
-    replica, exchange = ranks(shards), config.exchange
-    whole = [name for name, one in shards.items() if repetition(one, replica)]
-    measured = isinstance(exchange, AutoExchange) and None in (exchange.bandwidth, exchange.latency)
-    if whole and (measured or config.mode == "auto"):
-        setting = "mode is 'auto'" if config.mode == "auto" else "exchange is 'auto'"
+    exchange = config.exchange
+    if config.mode == "auto":
+        setting = "mode is 'auto'"
+    elif isinstance(exchange, AutoExchange) and None in (exchange.bandwidth, exchange.latency):
+        setting = "exchange is 'auto'"
+    else:
+        return
+    replica = ranks(shards)
+    if whole := [name for name, one in shards.items() if repetition(one, replica)]:
         raise ConfigError(
             f"{setting}, which goes by measured times, and several ranks of a replica hold {', '.join(whole[:3])} "
             "whole, as under tensor parallelism: they could choose differently, and it would differ on them. Set "

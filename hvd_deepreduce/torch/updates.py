@@ -79,7 +79,6 @@ class Updates(LocalExchanges[torch.Tensor]):
     ) -> None:
         self.tensors = tensors = list(pairs.values())
         self._mates: Mates | None = None
-        self._shard: list[int] | None = None  # as for ``of_shard``
         self._voted: tuple[Any, torch.Tensor] | None = None  # a step check that this rank has begun after an error
         self._inner, self._names = inner, names
         self._make_outer = outer or self._default_outer
@@ -93,7 +92,6 @@ class Updates(LocalExchanges[torch.Tensor]):
             sharding.refuse_measured(given.config, pairs)
             replica = sharding.ranks(pairs)
             self._mates = sharding.Mates(self.kind, replica, self._framework, self.unusable)
-            self._shard = [self._mates.collectives.rank(), self._mates.collectives.size()]
             repeated = [sharding.repetition(one, replica) for one in tensors]
         if store is not None:
             collectives = store
@@ -352,11 +350,12 @@ class Updates(LocalExchanges[torch.Tensor]):
         return {"outer": copy.deepcopy(self.outer.state_dict())}
 
     def pack(self, state: dict[str, Any]) -> dict[str, Any]:
-        shard = {} if self._shard is None else {"shard": self._shard}
+        shard = {} if self._mates is None else {"shard": self._mates.collectives.place()}
         return {"compression": {**as_tensors(state), **shard}}
 
     def unpack(self, state: Any) -> Any:
-        return on_host(of_shard(state["compression"], self._shard))
+        shard = None if self._mates is None else self._mates.collectives.place()
+        return on_host(of_shard(state["compression"], shard))
 
     def restoring(self, state: Mapping[str, Any]) -> Callable[[], None]:
         def on_devices(kept: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
