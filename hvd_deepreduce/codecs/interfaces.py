@@ -16,10 +16,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from hvd_deepreduce.codecs.checked import guard
 from hvd_deepreduce.ops.types import U8, U32, Floats, Parts
@@ -35,6 +36,7 @@ __all__ = [
     "Parts",
     "RngKey",
     "Registry",
+    "Settings",
     "Sparsifier",
     "ValueCodec",
     "index_codecs",
@@ -74,7 +76,23 @@ class RngKey(NamedTuple):
     rank: int = 0
 
 
-class Codec(BaseModel):
+class Settings(BaseModel):
+    """The base of what a user sets: frozen, without other keys, and with numbers where numbers belong."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, given: Any, info: ValidationInfo) -> Any:
+        """Python and pydantic take True for 1, so that ``density: yes`` would send everything."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = {annotation, *get_args(annotation)}
+        if isinstance(given, bool) and kinds & {int, float} and bool not in kinds:
+            raise PydanticCustomError("bool_as_number", "Input should be a number")
+        return given
+
+
+class Codec(Settings):
     """The base of all sparsifiers, codecs and exchanges: a name for configs, a number for containers, and settings.
 
     Attributes:
@@ -82,7 +100,6 @@ class Codec(BaseModel):
         id: its number in a container, 1 to 255. Numbers 192 to 254 are reserved for other packages.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     name: ClassVar[str]
     id: ClassVar[int]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from hvd_deepreduce.codecs.interfaces import Settings
 
 
-class LocalSettings(BaseModel):
+class LocalSettings(Settings):
     """When ranks exchange their updates, and what the mean of them does.
 
     Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD", NeurIPS 2019 (Algorithm 1): plain averaging. Douillard et al.,
@@ -30,7 +32,6 @@ class LocalSettings(BaseModel):
             the GPU and back. PyTorch only.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     every: int = Field(8, ge=1, le=2**31)
     lr: float = Field(1.0, gt=0, allow_inf_nan=False)
     momentum: float = Field(0.0, ge=0, lt=1)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from hvd_deepreduce.codecs.interfaces import Settings
 
 
-class DensitySchedule(BaseModel):
+class DensitySchedule(Settings):
     """The densities of the first steps; from the last of ``steps`` on, the sparsifier's own.
 
     Attributes:
@@ -21,7 +23,6 @@ class DensitySchedule(BaseModel):
             towards the next one, and the last of them towards the sparsifier's.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     steps: tuple[tuple[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0, le=1)]], ...] = Field(min_length=1)
     interpolation: Literal["constant", "exponential"] = "constant"
 

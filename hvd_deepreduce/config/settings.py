@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
 import hvd_deepreduce.codecs.index
 import hvd_deepreduce.codecs.joint
 import hvd_deepreduce.codecs.sparsify
 import hvd_deepreduce.codecs.value  # noqa: F401  (these register the codecs)
 from hvd_deepreduce.codecs.index.rice_blocks import RiceBlocks
-from hvd_deepreduce.codecs.interfaces import Codec, IndexCodec, JointCodec, Sparsifier, ValueCodec, meant
+from hvd_deepreduce.codecs.interfaces import Codec, IndexCodec, JointCodec, Settings, Sparsifier, ValueCodec, meant
 from hvd_deepreduce.codecs.joint.three_lc import ThreeLC
 from hvd_deepreduce.codecs.sparsify.nonzero import NonZero
 from hvd_deepreduce.codecs.sparsify.topk import TopK
@@ -46,7 +46,7 @@ def _defaults() -> dict[str, Any]:
     return {key: field.default for key, field in Config.model_fields.items()}
 
 
-class Config(BaseModel):
+class Config(Settings):
     """All settings of a job's compression, the same on every rank (``threads`` may differ).
 
     Attributes:
@@ -88,7 +88,6 @@ class Config(BaseModel):
         threads: of the CPU kernels; None: the rank's share of the machine's cores.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     sparsifier: SerializeAsAny[Sparsifier] = TopK()
     density_schedule: DensitySchedule | None = None
     index: SerializeAsAny[IndexCodec] | None = RiceBlocks()
@@ -411,7 +410,7 @@ class Config(BaseModel):
         plain: dict[str, Any] = {}
         for key in type(self).model_fields:
             value = getattr(self, key)
-            if isinstance(value, BaseModel):
+            if isinstance(value, Settings):
                 value = resolving.settings_of(value) if isinstance(value, Codec) else value.model_dump(mode="json")
             plain[key] = value
         return plain
