@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.engine import Engine
+from hvd_deepreduce.engine.parameter import plain
 from hvd_deepreduce.engine.rank_state import ElasticState, Snapshot
 from hvd_deepreduce.engine.reporting import Reporting
 from hvd_deepreduce.engine.state import Reshard, State
@@ -61,7 +62,7 @@ class GradientCompression(Reporting):
         A gradient in flight may be changing it: call it between two steps.
         """
         self._settle()
-        return self._engine.residual_of(name)
+        return self._engine.residual_of(plain(name))
 
     def _settle(self) -> None:
         """Waits for what was enqueued on GPUs, on whatever stream: residuals are read on another one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,14 @@ import numpy as np
 
 VELOCITY = "velocity of "
 """Begins the name of a parameter's velocity beside the residuals, under a memory that has one."""
+_WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
+"""What ``torch.compile`` and ``checkpoint_wrapper`` put into names."""
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+def plain(name: str) -> str:
+    """A parameter's name without wrappers, so that a state can be loaded when these have changed."""
+    return _WRAPPERS.sub("", name)
 
 
 @dataclass

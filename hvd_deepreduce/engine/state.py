@@ -25,8 +25,8 @@ MAX_STEP = 1 << 48
 """The largest step count; a container has the lowest 32 bits of it."""
 MAX_TEXT = 1 << 26
 """Bytes of everything but the residuals in a serialized state: about 200,000 parameters."""
-PREFIXES = r"(^|\.)(module|_orig_mod|_checkpoint_wrapped_module)(?=\.)"
-"""What wrappers put before names."""
+PREFIX = r"(^|\.)module(?=\.)"
+"""What DistributedDataParallel puts before names."""
 OTHERS = "other arrays"
 """Key of a serialized state: which keys have arrays, besides the residuals."""
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.float32), np.dtype(np.float64))
@@ -111,15 +111,14 @@ def check(
 def _unknown(name: object, names: Iterable[object], parameters: Mapping[str, Parameter]) -> str:
     """The error for a name in a state that the model has not."""
     theirs, ours = (
-        {re.sub(PREFIXES, "", str(one).removeprefix(VELOCITY)).lstrip(".") for one in each}
+        {re.sub(PREFIX, "", str(one).removeprefix(VELOCITY)).lstrip(".") for one in each}
         for each in (names, parameters)
     )
     if parameters and theirs <= ours:
         return (
             f"the state has a parameter {quoted(name)}, and the model's names are as {next(iter(parameters))}: they "
-            "differ by what DistributedDataParallel (module.), torch.compile (_orig_mod.) or checkpoint_wrapper "
-            "(_checkpoint_wrapped_module.) puts into them. Give the model with the same ones both times, as "
-            "DeepReduce(model, ...) before torch.compile(model)"
+            "differ by the module. that DistributedDataParallel puts before them. Give the model itself both times, as "
+            "DeepReduce(model, ...) before DistributedDataParallel(model)"
         )
     return (
         f"the state has a parameter {quoted(name)}, but the model does not, or a sharded model has frozen it: load the "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvd_deepreduce.engine.local_sgd import LocalSGDBase
+from hvd_deepreduce.engine.parameter import plain
 from hvd_deepreduce.tools.recorder import Options, Recorder
 from hvd_deepreduce.torch.tensors import is_sharded
 
@@ -71,7 +72,7 @@ class Capture(Recorder):
         if config is not None:
             about["config"] = config.to_dict()
         module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-        tensors = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        tensors = {plain(name): one for name, one in module.named_parameters() if one.requires_grad}
         if imaginary := [name for name, one in tensors.items() if one.is_complex()]:
             raise TypeError(f"parameter {imaginary[0]} is complex, and a capture has real numbers")
         if sharded := [name for name, one in tensors.items() if is_sharded(one)]:

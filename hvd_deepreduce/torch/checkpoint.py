@@ -29,11 +29,11 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
-from hvd_deepreduce.engine.parameter import VELOCITY
+from hvd_deepreduce.engine.parameter import VELOCITY, plain
 from hvd_deepreduce.exchange.messages import PeerCollectives
 from hvd_deepreduce.torch.fsdp import Replicas
 from hvd_deepreduce.torch.local_sgd import LocalSGD
-from hvd_deepreduce.torch.owners import plain, with_plain_names
+from hvd_deepreduce.torch.owners import with_plain_names
 from hvd_deepreduce.torch.peer_optimizer import PeerOptimizer
 from hvd_deepreduce.torch.sharding import sharded_as
 from hvd_deepreduce.torch.tensors import accumulated_in, own

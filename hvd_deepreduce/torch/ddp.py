@@ -20,13 +20,14 @@ from hvd_deepreduce.codecs.interfaces import Floats
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.compression import GradientCompression
+from hvd_deepreduce.engine.parameter import plain
 from hvd_deepreduce.engine.rank_state import CLOSED
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
 from hvd_deepreduce.torch.bucket_driver import Buckets, Loaded, Made, advised, for_buckets
 from hvd_deepreduce.torch.discovery import Models
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.owners import described
+from hvd_deepreduce.torch.owners import by_plain_name, described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.tensors import TorchTensors, is_dense
 
@@ -123,7 +124,7 @@ class DeepReduceState(GradientCompression):
     def residual(self, name: str) -> Floats | None:
         """As of ``GradientCompression``."""
         kept = super().residual(name)
-        return kept if kept is None or self._buckets is None else self._buckets.in_order(name, kept)
+        return kept if kept is None or self._buckets is None else self._buckets.in_order(plain(name), kept)
 
     def _settle(self) -> None:
         if self._buckets is not None:
@@ -183,7 +184,7 @@ def _made(models: Sequence[DistributedDataParallel]) -> Made:
             "a DistributedDataParallel model is inside another one, and both reduce the same gradients: wrap "
             "the model once"
         )
-    trained = dict(models[0].module.named_parameters())
+    trained = by_plain_name(models[0].module.named_parameters())
     # In DDP's buckets, a complex number is two real ones.
     real = {name: torch.view_as_real(one) if one.is_complex() else one for name, one in trained.items()}
     # DDP drops the results of parameters that no rank has used with find_unused_parameters.

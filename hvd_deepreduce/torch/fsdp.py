@@ -26,12 +26,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine.compiling import Compilation
 from hvd_deepreduce.engine.compression import GradientCompression
+from hvd_deepreduce.engine.parameter import plain
 from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.torch import sharding
 from hvd_deepreduce.torch.bucket_driver import FSDP, Buckets, GradBucket, Made, Unused, advised, for_buckets
 from hvd_deepreduce.torch.discovery import OF_REPLICAS, reducing, refuse_reduced, trains, weakly
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.owners import described, of_shard, plain
+from hvd_deepreduce.torch.owners import described, of_shard
 from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.tensors import TorchTensors, hashes, keep_for_stream, of_each
 

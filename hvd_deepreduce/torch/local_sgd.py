@@ -33,7 +33,7 @@ from hvd_deepreduce.engine.peers import Quorum
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch.discovery import Reductions, refuse_reduced, refuse_wrapped
-from hvd_deepreduce.torch.owners import Model, by_plain_name, named_parameters
+from hvd_deepreduce.torch.owners import Model, named_parameters
 from hvd_deepreduce.torch.tensors import own
 from hvd_deepreduce.torch.updates import Outer, Updates
 
@@ -364,7 +364,7 @@ def trained(
         others: whether the replicas of the model are in jobs of their own.
         call, line: what the user has called, and how to, for errors.
     """
-    every = by_plain_name(named_parameters(model, f"the second argument of {call}", line))
+    every = named_parameters(model, f"the second argument of {call}", line)
     refuse_wrapped(optimizer, model, every, process_group, others, call)
     names = {id(tensor): name for name, tensor in every.items()}
     ids = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}

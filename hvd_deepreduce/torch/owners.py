@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from hvd_deepreduce.config import Config
 from hvd_deepreduce.engine import Parameter
+from hvd_deepreduce.engine.parameter import plain
 from hvd_deepreduce.wire.quoting import quoted
 
 Model = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
@@ -19,12 +19,10 @@ LINE = (
     'compression=DeepReduce(model, "recommended"))'
 )
 ADASUM = "op=hvd.Adasum: Adasum cannot be computed on compressed gradients. Use op=hvd.Average or op=hvd.Sum"
-_WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
-"""What ``torch.compile`` and ``checkpoint_wrapper`` put into names."""
 
 
 def named_parameters(model: Model | None, argument: str, line: str, why: str = "") -> dict[str, torch.Tensor]:
-    """The model's parameters by name, in its order.
+    """The model's parameters by their plain names, in its order.
 
     Args:
         argument, line, why: for errors: which one the model is, what to write, and why the model is needed.
@@ -45,18 +43,14 @@ def named_parameters(model: Model | None, argument: str, line: str, why: str = "
         )
     if len(dict(pairs)) != len(pairs):
         raise ValueError("two parameters have the same name: give each parameter a name of its own")
-    return dict(pairs)
+    return by_plain_name(pairs)
 
 
-def plain(name: str) -> str:
-    """A parameter's name without wrappers, so that a state can be loaded when these have changed."""
-    return _WRAPPERS.sub("", name)
-
-
-def by_plain_name(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def by_plain_name(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Parameters by their plain names. Raises ``ValueError`` if two have the same."""
-    found = {plain(name): one for name, one in tensors.items()}
-    if len(found) != len(tensors):
+    pairs = list(named)
+    found = {plain(name): one for name, one in pairs}
+    if len(found) != len(pairs):
         raise ValueError(
             "two parameters have the same name but for _orig_mod. and _checkpoint_wrapped_module., which are left out: "
             "give each parameter a name of its own"
@@ -80,7 +74,7 @@ def with_plain_names(state: Any, keys: Sequence[str]) -> Any:
 
 
 def of_shard(state: Any, shard: list[int] | None) -> Any:
-    """A state of this shard, with plain names.
+    """A state of this shard.
 
     Args:
         shard: its number among the ranks of a replica, and how many these are; None: the model is not sharded.
@@ -96,7 +90,7 @@ def of_shard(state: Any, shard: list[int] | None) -> Any:
             "of the shard, and how many there are): every rank must load the state that it saved. For another number "
             "of shards, save checkpointed(...) by torch.distributed.checkpoint"
         )
-    return with_plain_names(state, ("steps", "residuals"))
+    return state
 
 
 def _is_pair(given: object) -> bool:

@@ -20,9 +20,10 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._pytree import tree_leaves
 
 from hvd_deepreduce.config import Config, ConfigError
+from hvd_deepreduce.engine.parameter import plain
 from hvd_deepreduce.exchange.settings import AutoExchange
 from hvd_deepreduce.torch.distributed import DistributedCollectives
-from hvd_deepreduce.torch.owners import by_plain_name, plain
+from hvd_deepreduce.torch.owners import by_plain_name
 from hvd_deepreduce.torch.rendezvous import Rendezvous, ranks_of
 from hvd_deepreduce.torch.tensors import TorchTensors, own
 
@@ -48,7 +49,7 @@ LINES = {
 
 def trained(model: torch.nn.Module) -> dict[str, DTensor]:
     """The sharded parameters that need gradients, by name, also those of which this rank has no elements."""
-    every = by_plain_name(dict(model.named_parameters()))
+    every = by_plain_name(model.named_parameters())
     return {name: one for name, one in every.items() if one.requires_grad and isinstance(one, DTensor)}
 
 

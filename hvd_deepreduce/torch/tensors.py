@@ -16,6 +16,7 @@ from hvd_deepreduce.engine import Device, Engine, Parameter, Tensors
 from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.ops import arrays
 from hvd_deepreduce.ops import device as cuda
+from hvd_deepreduce.torch.owners import with_plain_names
 from hvd_deepreduce.wire.quoting import quoted
 
 SMALL = 1 << 14
@@ -258,7 +259,8 @@ def of_each(call: Callable[[Any], Any], state: Any, reshard: Reshard) -> Any:
 
 
 def on_host(state: Any) -> Any:
-    """A state with arrays in place of tensors."""
+    """A state with arrays in place of tensors, and with plain names."""
+    state = with_plain_names(state, ("steps", "residuals"))
     residuals = state.get("residuals") if isinstance(state, Mapping) else None
     if not isinstance(residuals, Mapping):
         return state

@@ -17,6 +17,7 @@ from hvd_deepreduce.torch import Capture, SignMomentum
 from tests.adapters import calls, containers, timelines, votes_job
 from tests.adapters.common import LOSSLESS, LOSSY, Ledger, on
 from tests.adapters.optimizer_warnings import heard
+from tests.adapters.torch_job import network
 from tests.case_runner import case
 
 
@@ -46,6 +47,27 @@ def a_job_that_chooses_sends_all_of_its_gradients():
             assert len(said) == 1 and ("gradients are dense" in said.pop()) == ended[0]
             job.check_same()
             job.close()
+
+
+@case
+def a_compiled_model_has_the_names_of_the_model_itself():
+    """In overrides, residuals and states, also in those of earlier versions, which had the prefix."""
+    config = {**LOSSY, "selection": "tensor", "overrides": {"0.*": {"density": 0.5}}}
+    model = network()
+    both = model, torch.compile(network(), backend="eager")
+    job, compiled = (on.job(config, model=one, **on.in_one) for one in both)
+    job.run(2), compiled.run(2)
+    np.testing.assert_array_equal(job.flat(), compiled.flat())
+    state = compiled.compression.state_dict()
+    assert list(state["steps"]) == [name for name, _ in model.named_parameters()]
+    for name, kept in state["residuals"].items():
+        assert np.array_equal(kept, job.compression.residual(name)) and kept.any()
+        assert np.array_equal(kept, compiled.compression.residual(f"_orig_mod.{name}"))
+    former = {key: {f"_orig_mod.{name}": one for name, one in state[key].items()} for key in ("steps", "residuals")}
+    job.compression.load_state_dict({**state, **former})
+    job.run(2, 4), compiled.run(2, 4)
+    np.testing.assert_array_equal(job.flat(), compiled.flat())
+    job.check_same()
 
 
 @case
