@@ -162,19 +162,25 @@ def machine() -> dict[str, Any]:
     return {"cpu": models[0] if models else os.uname().machine, "cores": len(os.sched_getaffinity(0))}
 
 
-def best_inside(grid: Sequence[float], loss: Callable[[float], float], name: str) -> float:
+def best_inside(grid: Sequence[float], loss: Callable[[float], float], name: str, ratio: float | None = None) -> float:
     """The value of a sorted grid with the least loss.
 
     Args:
         name: of the value, for the error.
+        ratio: of the grid's values. While the least loss is at an end, the grid grows there, by four values at most.
 
     Raises:
-        RuntimeError: it is at an end of the grid, so that there may be a better one beyond.
+        RuntimeError: the value is at an end of the grid, so that there may be a better one beyond.
     """
-    best = min(grid, key=loss)
-    if best in (grid[0], grid[-1]):
-        raise RuntimeError(f"{name} {best:g} is best, at the end of the grid: make it wider")
-    return best
+    losses = {value: loss(value) for value in grid}
+    for more in range(5):
+        best = min(losses, key=lambda value: losses[value])
+        if min(losses) < best < max(losses):
+            return best
+        if ratio and more < 4:
+            beyond = best / ratio if best == min(losses) else best * ratio
+            losses[beyond] = loss(beyond)
+    raise RuntimeError(f"{name} {best:g} is best, at the end of the grid: make it wider")
 
 
 def json_lines(path: Path) -> list[Data]:

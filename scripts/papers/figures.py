@@ -77,6 +77,8 @@ SCRIPTS = [
            ("Qsparse Figure 2",)),
     Script("qsparse_digits", ("papers/qsparse_bits.py", "digits", "--write"), SCHEMES, "qsparse-digits",
            ("Qsparse Figure 1",)),
+    Script("qsparse_ends", ("papers/qsparse_ends.py", "--write"), SCHEMES, "qsparse-ends",
+           ("Qsparse Figure 1", "Qsparse Figure 2"), False),
     Script("fedavg_silo", ("papers/train_fedavg.py", "compare", "silo", "--write"), SCHEMES, "fedavg-silo",
            ("appendix Table 5", "appendix Figure 18")),
     Script("fedavg_cloud", ("papers/train_fedavg.py", "compare", "cloud", "--write"), SCHEMES, "fedavg-cloud",

@@ -5,8 +5,8 @@ so these figures have bytes and results, and no times.
 """
 
 import sys
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -73,18 +73,37 @@ def images() -> tuple[torch.Tensor, ...]:
     return small[0], labels, small[1], test_labels
 
 
+class Placed(SimulatedRanks):
+    """Ranks that note where in the model lies what they send.
+
+    Attributes:
+        layers: of each step, the elements of each tensor that a rank or more have sent.
+    """
+
+    def __init__(self, config: Config, ranks: int, sizes: Sequence[int]) -> None:
+        super().__init__(config, ranks, sizes)
+        self._ends, self.layers = np.cumsum(sizes), list[Any]()
+
+    def mean(self, vectors: Sequence[Any], decay: float = 1.0) -> Any:
+        found = super().mean(vectors, decay)
+        of = np.searchsorted(self._ends, np.flatnonzero(found), side="right")
+        self.layers.append(np.bincount(of, minlength=self._ends.size))
+        return found
+
+
 def train(
-    settings: Settings, model_name: str, seed: int, tiny: bool = False, epochs: int = EPOCHS, rate: float | None = None
-) -> Data:
+    settings: Settings, model_name: str, seed: int, tiny: bool = False, epochs: int = EPOCHS, rate: float | None = None,
+    kind: type[SimulatedRanks] = SimulatedRanks,
+) -> Data:  # fmt: skip
     """One training: test accuracy and training loss after each epoch, and the volume. ``tiny``: one step. Without a
-    rate: that of the model."""
+    rate: that of the model. With ``kind`` ``Placed``: what is sent of each layer's weights in an epoch's step, too."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     epochs, batch = (1, 2) if tiny else (epochs, BATCH)
     data = [part[: RANKS * batch] if tiny else part for part in images()]
     steps = len(data[0]) // (RANKS * batch)
     network = Network(MODELS[model_name]())
-    ranks = DenseRanks(RANKS) if settings is None else SimulatedRanks(
+    ranks = DenseRanks(RANKS) if settings is None else kind(
         Config.load(settings).model_copy(update={"seed": seed}), RANKS, network.sizes)  # fmt: skip
     rate = rate or RATES[model_name]
     optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters, rate, momentum=0.9, weight_decay=5e-4)
@@ -95,7 +114,18 @@ def train(
     accuracies, losses = zip(*found, strict=True)
     numel = sum(network.sizes)
     volume = 1.0 if settings is None else ranks.container_bytes / (4 * numel * RANKS * epochs * steps)
-    return {"accuracy": list(accuracies), "loss": list(map(mean, losses)), "volume": volume, "parameters": numel}
+    kept = {}
+    if isinstance(ranks, Placed):
+        weights = [number for number, one in enumerate(network.parameters) if one.dim() > 1]
+        each = np.reshape(ranks.layers, (epochs, steps, -1)).mean(1)[:, weights]
+        kept = {"kept": (each / np.array(network.sizes)[weights]).tolist()}
+    losses = list(map(mean, losses))
+    return {"accuracy": list(accuracies), "loss": losses, "volume": volume, "parameters": numel, **kept}
+
+
+def depth(kept: Sequence[float]) -> float:
+    """The mean layer, 0 the first and 1 the last, each counted as much as the share of its weights that is sent."""
+    return float(np.average(np.linspace(0, 1, len(kept)), weights=kept))
 
 
 def trainings(methods: dict[str, Settings], seeds: int, tiny: bool, model: str = "resnet") -> Data:
@@ -279,6 +309,36 @@ STREAMS: dict[str, Settings] = {
     **{f"DenseStream, {density:.0%}": {"sparsifier": {"name": "topk", "density": density}, "joint": "densestream",
                                        "scope": "model"} for density in (0.05, 0.01)},
 }  # fmt: skip
+LAYERS = ("convolution 1", "convolution 2", "convolution 3", "convolution 4", "wide 1", "wide 2", "classification")
+"""Of ``Vgg``."""
+
+
+def placed(tiny: bool) -> Data:
+    """Trainings of ``STREAMS`` at 1%, and where the elements are that are sent."""
+    given = (STREAMS["DenseStream, 1%"], "vgg")
+    if tiny:
+        return {"runs": [train(*given, 0, True, kind=Placed)]}
+    return {"runs": figure_kit.trainings(partial(train, kind=Placed), {"1%": given}, 3)["1%"]}
+
+
+def draw_placed(data: Data) -> Picture:
+    figure, axes = picture(width=7.5)
+    kept = 100 * np.mean([run["kept"] for run in data["runs"]], 0)
+    curves(axes, ((name, range(1, 1 + len(kept)), kept[:, number]) for number, name in enumerate(LAYERS)))
+    axes.set(xlabel="epoch", ylabel="sent of a layer's weights in a step, %", yscale="log", ylim=(1, 100))
+    axes.yaxis.set_major_formatter("{x:g}")
+    legend_below(figure, axes, 4)
+    return figure
+
+
+def placed_table(data: Data) -> str:
+    kept = np.mean([run["kept"] for run in data["runs"]], 0)
+    lines = [[name, *(f"{one:.1%}" for one in kept[:, number])] for number, name in enumerate(LAYERS)]
+    centres = np.mean([[depth(one) for one in run["kept"]] for run in data["runs"]], 0)
+    head = ["layer", *(f"epoch {1 + number}" for number in range(len(kept)))]
+    return table(head, [*lines, ["mean depth", *(f"{one:.2f}" for one in centres)]])
+
+
 DENSE_SKETCHES: dict[str, Settings] = {
     "dense": None, "SKCompress, 16 buckets": "skcompress_dense",
     "the same, with error feedback": {
@@ -311,6 +371,10 @@ FIGURES = [
     Figure(
         "densestream_5", "DenseStream's training loss", ("DenseStream Figure 5",),
         lambda tiny: trainings(STREAMS, 3, tiny, "vgg"), draw_losses, in_rows, 3,
+    ),
+    Figure(
+        "densestream_1_epochs", "Where the large elements are in a whole training", ("DenseStream Figure 1",),
+        placed, draw_placed, placed_table, 2,
     ),
     Figure(
         "skcompress_16", "SKCompress of a neural network's dense gradients", ("SKCompress Figure 16",),

@@ -11,6 +11,7 @@ comparison, each method has the best step size of the clients for its accuracy o
 
 import json
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
@@ -165,13 +166,13 @@ class Job:
 
 def train(
     job: Job, up: Config, down_config: Config, down: Down, outer: Outer, transport: OneProcess, look: int = 1
-) -> list[Round]:
-    """Runs the job; the figures of each round, with the test accuracy every ``look`` rounds on rank 0."""
+) -> Iterator[Round]:
+    """Runs the job: the figures of each round, with the test accuracy every ``look`` rounds on rank 0."""
     data = load(job.data)
     parts = skewed(data[1], job.clients, job.alpha, job.samples, job.seed)
     local = Local(data, parts, job.hidden, job.epochs, job.batch, job.lr, job.adam, job.seed)
     start = local.vector()
-    numel, rows = start.size, []
+    numel = start.size
     for row, server in federate(
         start, Link(up, numel, UP), Link(down_config, numel, DOWN), down, local,
         rounds=job.rounds, clients=job.clients, count=job.drawn, seed=job.seed, outer=outer, transport=transport,
@@ -180,8 +181,7 @@ def train(
         row.facts = {"down": row.down_bytes / dense, "up": row.up_bytes / dense}
         if server is not None and ((row.number + 1) % look == 0 or row.number + 1 == job.rounds):
             row.facts["accuracy"] = local.accuracy(server.model)
-        rows.append(row)
-    return rows
+        yield row
 
 
 def config(given: str, changes: dict[str, Any], seed: int) -> Config:
@@ -220,7 +220,7 @@ def run(
     outer = Outer(server_lr, server_momentum)
     changes = {} if density is None else {"density": density}
     links = (config(given, {} if given == "none" else changes, seed) for given in (up, down))
-    rows = train(job, *links, way, outer, transport)
+    rows = list(train(job, *links, way, outer, transport))
     if transport.rank:
         return
     for row in rows:
@@ -310,8 +310,8 @@ LINK, LATENCY = 1e8, 50e-6
 SEEDS = 3
 """Of the page, which explains the settings, the methods and the tables."""
 TUNING_SEED, POWERS = 100, range(-1, 7)
-"""The seed of the search, and its grid: a job's step size times 2 to these powers. All of it is tried, since accuracies
-of neighbours differ by chance as much as by the step size."""
+"""The seed of the search, and its first grid: a job's step size times 2 to these powers. All of it is tried, since
+accuracies of neighbours differ by chance as much as by the step size."""
 
 
 @dataclass(frozen=True)
@@ -322,19 +322,22 @@ class Result:
     runs: list[list[Round]]
 
 
-def compared(job: Job, method: Method, seeds: int) -> Result:
-    """Trains with each step size of a grid on ``TUNING_SEED``, and with each seed at the best one.
+def compared(job: Job, method: Method, seeds: int, quick: bool = False) -> Result:
+    """Trains with each step size of a grid, which grows, on ``TUNING_SEED``, and with each seed at the best one; quick:
+    at the job's.
 
     Raises:
-        RuntimeError: the best step size is at an end of the grid.
+        RuntimeError: the best step size is at an end of the grid, however it grew.
     """
 
     def trained(lr: float, seed: int) -> list[Round]:
         own = replace(job, lr=lr, seed=seed)
-        return train(own, *method.links(seed), method.way, Outer(), OneProcess(), max(1, job.rounds // 20))
+        return list(train(own, *method.links(seed), method.way, Outer(), OneProcess(), max(1, job.rounds // 20)))
 
-    rates = [job.lr * 2.0**power for power in POWERS]
-    best = figure_kit.best_inside(rates, lambda lr: -final(trained(lr, TUNING_SEED)), f"{method.name}: step size")
+    best = job.lr
+    if not quick:
+        rates, name = [job.lr * 2.0**power for power in POWERS], f"{method.name}: step size"
+        best = figure_kit.best_inside(rates, lambda lr: -final(trained(lr, TUNING_SEED)), name, 2)
     return Result(best, [trained(best, seed) for seed in range(seeds)])
 
 
@@ -371,12 +374,15 @@ PAPER_SECONDS = {
 """Appendix, Table 4: seconds of communication down and up, at 100 Mbit/s."""
 
 
+def modelled(result: Result, clients: int) -> list[float]:
+    """Seconds of the network in a round, down and up."""
+    means = np.mean([(row.down_bytes, row.up_bytes) for rows in result.runs for row in rows], 0).tolist()
+    return [costs.Cost(clients, size).seconds(costs.Link(LINK, LATENCY)) for size in means]
+
+
 def seconds_table(results: dict[str, Result], clients: int) -> str:
     """Markdown: modelled seconds of the network in a round, and those of the paper, also relative to dense."""
-    seconds = {}
-    for name, one in results.items():
-        means = np.mean([(row.down_bytes, row.up_bytes) for rows in one.runs for row in rows], 0).tolist()
-        seconds[name] = [costs.Cost(clients, size).seconds(costs.Link(LINK, LATENCY)) for size in means]
+    seconds = {name: modelled(one, clients) for name, one in results.items()}
     (dense, printed), lines = (next(iter(both.values())) for both in (seconds, PAPER_SECONDS)), []
     for name, ours in seconds.items():
         cells = [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(ours, dense, strict=True)]
@@ -384,6 +390,40 @@ def seconds_table(results: dict[str, Result], clients: int) -> str:
         cells += [f"{one:.4f} ({one / whole:.3f})" for one, whole in zip(theirs, printed, strict=False)] or ["", ""]
         lines.append([name, *cells])
     head = ["s a round (dense = 1)", "down, modelled", "up, modelled", "the paper's down", "up"]
+    return doc_sections.table(head, lines, right=True)
+
+
+CODING = ("client_decode", "client_encode", "server_decode", "server_encode")
+PAPER_CODING = {
+    "Top-r, 10%": (0.0044, 0.0501, 0.0032, 0.0258), "BF-P0": (0.0179, 0.0707, 0.0183, 0.0629),
+    "Fit-Poly": (0.0288, 0.1586, 0.0183, 0.1170), "BF-P0 with QSGD": (0.0190, 0.0713, 0.0198, 0.0706),
+}  # fmt: skip
+"""Appendix, Table 4: seconds of coding, in the order of ``CODING``."""
+
+
+def coding(job: Job, methods: Sequence[tuple[Method, float]]) -> dict[str, list[float]]:
+    """Seconds of ``CODING`` of each method, medians of the rounds; of an encoding on one client. The methods, each with
+    its step size, take turns in each round, so that a busy machine slows down all of them."""
+    trainings = {
+        method.name: train(replace(job, lr=lr), *method.links(job.seed), method.way, Outer(), OneProcess(), job.rounds)
+        for method, lr in methods
+    }
+    found: dict[str, list[list[float]]] = {name: [] for name in trainings}
+    for rows in zip(*trainings.values(), strict=True):
+        for name, row in zip(found, rows, strict=True):
+            found[name].append([getattr(row, part) / (job.drawn if part == "client_encode" else 1) for part in CODING])
+    return {name: np.median(rows, 0).tolist() for name, rows in found.items()}
+
+
+def coding_table(seconds: Mapping[str, list[float]], results: Mapping[str, Result], clients: int) -> str:
+    """Markdown: milliseconds of coding in a round, and with the modelled network; of the paper beside them."""
+    lines = []
+    for name, parts in seconds.items():
+        network, theirs = sum(modelled(results[name], clients)), sum(PAPER_CODING.get(name, ()))
+        lines.append([name, *(f"{1e3 * one:.2f}" for one in (*parts, sum(parts), sum(parts) + network)),
+                      f"{1e3 * theirs:.0f}", f"{1e3 * (theirs + sum(PAPER_SECONDS[name])):.0f}"])  # fmt: skip
+    head = ["ms a round", "client decodes", "client encodes", "server decodes", "server encodes", "coding",
+            "with the network", "the paper's coding", "with its network"]  # fmt: skip
     return doc_sections.table(head, lines, right=True)
 
 
@@ -417,24 +457,28 @@ def compare(
         job = replace(job, data="digits", clients=min(job.clients, 50), drawn=min(job.drawn, 5), rounds=2, hidden=8)
     methods, results = METHODS[setting], {}
     with ProcessPoolExecutor(figure_kit.processes) as pool:
-        found = pool.map(partial(compared, job, seeds=seeds), methods)
+        found = pool.map(partial(compared, job, seeds=seeds, quick=quick), methods)
         for method, one in zip(methods, track(found, setting, len(methods)), strict=True):
             results[method.name] = one
             print(table({method.name: one}).splitlines()[-1], flush=True)
+    printed = [(method, results[method.name].lr) for method in methods if method.name in PAPER_SECONDS]
+    timed = coding(job, printed) if setting == "cloud" else {}
     out.mkdir(parents=True, exist_ok=True)
     rows = {name: asdict(one) for name, one in results.items()}
     (out / f"{setting}.json").write_text(json.dumps({"job": asdict(job), "results": rows}))
-    report(setting, job, results, out, write)
+    report(setting, job, results, timed, out, write)
 
 
-def report(name: Setting, job: Job, results: dict[str, Result], out: Path, write: bool) -> None:
+def report(
+    name: Setting, job: Job, results: dict[str, Result], timed: Mapping[str, list[float]], out: Path, write: bool
+) -> None:
     """Prints the table and draws the picture; or writes the section of docs/results/schemes.md as well."""
     parts = [table(results)]
     pixels = 64 if job.data == "digits" else 784
     numel = (pixels + 1) * job.hidden + (job.hidden + 1) * 10
     draw(results, 4 * numel * job.drawn, (DOC.parent / "figures" if write else out) / f"fedavg_{name}.png")
     if name == "cloud":
-        parts.append(seconds_table(results, job.drawn))
+        parts += [seconds_table(results, job.drawn), coding_table(timed, results, job.drawn)]
     print("\n\n".join(parts))
     if write:
         parts.append(f"![accuracy against rounds and bytes](figures/fedavg_{name}.png)")

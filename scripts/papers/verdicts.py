@@ -25,6 +25,7 @@ import yaml
 DOCS = doc_sections.ROOT / "docs"
 CLAIMS: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text())
 EPOCH = "s an epoch, computing + network"
+ERROR = "test error at the end (of the seeds)"
 Tables = Sequence[Mapping[str, Any]]
 Runs = Sequence[Mapping[str, Any]]
 
@@ -92,6 +93,13 @@ def loss(panels: Mapping[str, Mapping[str, Any]], name: str) -> float:
     return min(next(runs[name]["loss"] for runs in panels.values() if name in runs))
 
 
+def deeper(runs: Runs) -> list[float]:
+    """How much deeper what is sent lies in the last epoch than in the first, of each seed."""
+    from figures_training import depth
+
+    return [depth(run["kept"][-1]) - depth(run["kept"][0]) for run in runs]
+
+
 def span(values: Iterable[float]) -> float:
     found = list(values)
     return max(found) - min(found)
@@ -120,10 +128,10 @@ def step(data: Mapping[str, Any], method: str, speed: str, *parts: str) -> float
 
 FUNCTIONS = {
     one.__name__: one for one in (
-        cell, counted, epoch, volume, accuracy, hits, gaps, loss, span, size, published, seconds, step, mean,
+        cell, counted, epoch, volume, accuracy, hits, gaps, deeper, loss, span, size, published, seconds, step, mean,
     )
 }  # fmt: skip
-CONSTANTS = {"EPOCH": EPOCH, "RATES": ("0.0001", "0.001", "0.01", "0.1")}
+CONSTANTS = {"EPOCH": EPOCH, "ERROR": ERROR, "RATES": ("0.0001", "0.001", "0.01", "0.1")}
 
 
 class Results:

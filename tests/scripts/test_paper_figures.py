@@ -8,6 +8,7 @@ import re
 import figure_kit
 import figures
 import figures_training
+import numpy as np
 import pytest
 from arena import done
 from contests import CONTESTS
@@ -15,6 +16,7 @@ from figures import DOCS, SCRIPTS, every, own, tables
 from networks import NETWORKS
 from torch import nn
 
+from hvd_deepreduce import Config
 from tests.ranks import ROOT
 
 PROGRAM = "scripts/papers/figures.py"
@@ -87,6 +89,16 @@ def test_a_figure_of_a_tiny_input(name, tmp_path, monkeypatch):
     said = figure.section(made)
     assert f"![{figure.title}](figures/{name}.png)" in said and made["date"] in said and made["machine"]["cpu"] in said
     assert "nan" not in said
+
+
+def test_what_is_sent_is_counted_by_layer():
+    """Of weights of 4 and 6 elements, with biases between: the largest 3 of the whole model, of either rank."""
+    ranks = figures_training.Placed(Config.load("topk_raw", density=0.25, scope="model"), 2, [4, 1, 6, 1])
+    first, second = (np.full(12, 0.01, np.float32) for _ in range(2))
+    first[[0, 1, 5]], second[[0, 6, 11]] = 1, 2
+    ranks.mean([first, second])
+    assert [one.tolist() for one in ranks.layers] == [[2, 0, 2, 1]]
+    assert [figures_training.depth(kept) for kept in ([1, 0, 0], [0.2, 0, 0.2], [0, 0.5, 0.5])] == [0, 0.5, 0.75]
 
 
 def test_only_what_is_asked_for_is_made(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import qsparse_bits
+import qsparse_ends
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_problems import Softmax
@@ -287,6 +288,33 @@ def test_each_target_has_its_step_size_and_none_at_the_edge_of_the_grid(monkeypa
     assert all(loss.at_edge and not error.at_edge for loss, error in pairs)
     for row in qsparse_bits.table(pairs).splitlines()[2:]:
         assert "at the edge" in row and "1600" not in row and row.endswith("| 0.2 | 8 | 0.0008 Mbit | 1x | 1x |")
+
+
+def test_errors_at_the_end_are_of_the_step_size_that_is_best_on_a_seed_of_its_own(monkeypatch):
+    """Of whole trainings, whatever the targets: a method that is faster at first may end worse. One that diverges, and
+    one at the edge of the grid, have no figure."""
+    ends = {("SGD", 0.2): 0.10, ("SGD", 0.1): 0.20, ("Top_k", 0.2): 0.115, ("Top_k", 0.1): 0.05}
+    seen = []
+
+    def train(problem, method, setting, rate, seed):
+        assert setting.loss == setting.error == -np.inf
+        seen.append(seed)
+        steps = range(4, 41 if rate < 0.8 else 21, 4)  # 0.8 diverges
+        error = ends.get((method.name, rate), 0.3) + 0.01 * (seed if seed < 3 else 0)
+        return [qsparse_bits.Point(n, 0.0, 0.0, 0.1, 0.0 if n <= 20 else error) for n in steps]
+
+    monkeypatch.setattr(qsparse_ends, "train", train)
+    methods = [one for one in qsparse_ends.compared() if one.name in ("SGD", "Top_k") and one.every == 1]
+
+    def table(*rates):
+        setting = qsparse_bits.Setting(1, 40, 4, rates, 1, 0.5, 0.5)
+        return qsparse_ends.table("job", [qsparse_ends.end(None, one, setting, 3) for one in methods]).splitlines()[2:]
+
+    assert table(0.05, 0.1, 0.2, 0.4, 0.8) == [
+        "| SGD | 1 | 0.2 | 11.00% (10.00% to 12.00%) | +0.00 |", "| Top_k | 1 | 0.1 | 6.00% (5.00% to 7.00%) | -5.00 |",
+    ]  # fmt: skip
+    assert seen == [qsparse_ends.TUNING_SEED] * 5 + [0, 1, 2] + [qsparse_ends.TUNING_SEED] * 5 + [0, 1, 2]
+    assert table(0.1, 0.2, 0.8)[1] == "| Top_k | 1 | at the edge |  |  |"
 
 
 def test_the_mnist_digits_are_there():
