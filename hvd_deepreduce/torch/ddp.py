@@ -123,8 +123,9 @@ class DeepReduceState(GradientCompression):
 
     def residual(self, name: str) -> Floats | None:
         """As of ``GradientCompression``."""
+        name = plain(name)
         kept = super().residual(name)
-        return kept if kept is None or self._buckets is None else self._buckets.in_order(plain(name), kept)
+        return kept if kept is None or self._buckets is None else self._buckets.in_order(name, kept)
 
     def _settle(self) -> None:
         if self._buckets is not None:

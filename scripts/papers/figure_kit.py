@@ -173,14 +173,19 @@ def best_inside(grid: Sequence[float], loss: Callable[[float], float], name: str
         RuntimeError: the value is at an end of the grid, so that there may be a better one beyond.
     """
     losses = {value: loss(value) for value in grid}
-    for more in range(5):
+    while True:
         best = min(losses, key=lambda value: losses[value])
         if min(losses) < best < max(losses):
             return best
-        if ratio and more < 4:
-            beyond = best / ratio if best == min(losses) else best * ratio
-            losses[beyond] = loss(beyond)
-    raise RuntimeError(f"{name} {best:g} is best, at the end of the grid: make it wider")
+        if ratio is None or len(losses) == len(grid) + 4:
+            raise RuntimeError(f"{name} {best:g} is best, at the end of the grid: make it wider")
+        beyond = best / ratio if best == min(losses) else best * ratio
+        losses[beyond] = loss(beyond)
+
+
+def depth(kept: Sequence[float]) -> float:
+    """The mean layer, 0 the first and 1 the last, each counted as much as the share of its weights that is sent."""
+    return sum(at * one for at, one in enumerate(kept)) / (len(kept) - 1) / sum(kept)
 
 
 def json_lines(path: Path) -> list[Data]:

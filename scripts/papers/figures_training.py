@@ -17,7 +17,7 @@ import figure_kit
 import numpy as np
 import simulated_training
 import torch
-from figure_kit import COLORS, MARKERS, Data, Figure, Picture, curves, legend_below, picture, table
+from figure_kit import COLORS, MARKERS, Data, Figure, Picture, curves, depth, legend_below, picture, table
 from mnist import mnist_5k
 from simulated_ranks import DenseRanks, SimulatedRanks
 from simulated_training import Network
@@ -121,11 +121,6 @@ def train(
         kept = {"kept": (each / np.array(network.sizes)[weights]).tolist()}
     losses = list(map(mean, losses))
     return {"accuracy": list(accuracies), "loss": losses, "volume": volume, "parameters": numel, **kept}
-
-
-def depth(kept: Sequence[float]) -> float:
-    """The mean layer, 0 the first and 1 the last, each counted as much as the share of its weights that is sent."""
-    return float(np.average(np.linspace(0, 1, len(kept)), weights=kept))
 
 
 def trainings(methods: dict[str, Settings], seeds: int, tiny: bool, model: str = "resnet") -> Data:

@@ -321,6 +321,7 @@ OURS = {
         ours("top 0.3%, signs", 0.003, 8, 0.3, "sign", 1),
     ],
 }  # fmt: skip
+TITLES = {"softmax": "softmax regression", "digits": "the digits ResNet"}
 SEEDS = 3
 """Of the page, which explains the experiments and the table."""
 
@@ -369,7 +370,7 @@ def report(name: str, results: Sequence[tuple[Result, Result]], out: Path, write
     if write:
         parts = [text, f"![bits against objective and test error](figures/qsparse_{name}.png)"]
         dated = f"*{date.today()}, scripts/papers/qsparse_bits.py {name}.*"
-        title = "Bits to reach a target: " + {"softmax": "softmax regression", "digits": "the digits ResNet"}[name]
+        title = f"Bits to reach a target: {TITLES[name]}"
         section = f"qsparse-{name}"
         doc_sections.write(DOC, section, title, doc_sections.refreshed(DOC, section, parts, dated))
 

@@ -24,13 +24,12 @@ import figure_kit
 import numpy as np
 import typer
 from local_problems import Problem
-from qsparse_bits import DOC, SEEDS, Method, Setting, make, of_the_paper, train
+from qsparse_bits import DOC, SEEDS, TITLES, Method, Setting, make, of_the_paper, train
 from rich.progress import track
 
 TUNING_SEED = 100
 LAST = 5
 """Evaluations at the end, whose mean counts: a single one has the chance of a few test images."""
-TITLES = {"softmax": "softmax regression", "digits": "the digits ResNet"}
 
 
 class End(NamedTuple):

@@ -21,6 +21,7 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "t
 import doc_sections
 import typer
 import yaml
+from figure_kit import depth
 
 DOCS = doc_sections.ROOT / "docs"
 CLAIMS: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text())
@@ -95,8 +96,6 @@ def loss(panels: Mapping[str, Mapping[str, Any]], name: str) -> float:
 
 def deeper(runs: Runs) -> list[float]:
     """How much deeper what is sent lies in the last epoch than in the first, of each seed."""
-    from figures_training import depth
-
     return [depth(run["kept"][-1]) - depth(run["kept"][0]) for run in runs]
 
 
