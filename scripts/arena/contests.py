@@ -430,7 +430,7 @@ def local_muon(workers: int) -> Contest:
         name: replace(one, knobs={**one.knobs, "momentum": starting(momenta, 0.9 if one.phases else 0.95)})
         for name, one in methods.items()
     }
-    return Contest(f"Muon, {workers} workers", "gpt", workers, 2000, 500, 40, methods, claims, ("lr", *ROUNDS))
+    return Contest(f"Muon, {workers} workers", "gpt", workers, 2000, 500, 44, methods, claims, ("lr", *ROUNDS))
 
 
 def delayed() -> Contest:
