@@ -14,8 +14,6 @@ import pytest
 import yaml
 
 import hvd_deepreduce
-from tests.mutants.faults import FAULTS
-from tests.mutants.run import place
 
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -174,10 +172,3 @@ def test_the_environment_of_a_checkout_behind_a_link_is_that_of_the_checkout(tmp
     command = ["bash", "-c", script, tmp_path / "link" / "scripts" / "dev" / "env.sh"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(ROOT.resolve() / ".venv")
-
-
-def test_each_planted_fault_has_its_place_and_its_tests():
-    """A fault whose text is gone from the package stops tests/mutants/run.py in its midst, hours after it was begun."""
-    for _part, old, _new, tests in FAULTS:
-        place(ROOT / "hvd_deepreduce", old)
-        assert [test for test in tests.split() if not (ROOT / test).is_file()] == []
