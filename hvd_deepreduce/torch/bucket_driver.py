@@ -60,7 +60,10 @@ class Made(NamedTuple):
     Attributes:
         trained: what a bucket names as its parameters, by their names.
         parameters: what the engine knows of them, in the same order.
-        find_unused: whether the ranks tell each other which parameters they have used.
+        find_unused: whether the ranks tell each other which parameters they have used; else only of buckets with frozen
+            ones.
+        used: the ids of what this rank has used since the last step: who makes the buckets adds to it, and ``Buckets``
+            clears it. None: a bucket comes when all of its parameters were used.
         values: a hash of each parameter's values, where these must be equal on all ranks when they are compared first.
         instead: the lines to write where the optimizer loses accuracy by compression.
         strided: of ``trained``, those whose gradients are in the order of their memory, which is another one, as in
@@ -70,6 +73,7 @@ class Made(NamedTuple):
     trained: Mapping[str, torch.Tensor]
     parameters: list[Parameter]
     find_unused: bool
+    used: set[int] | None
     values: Callable[[], Mapping[str, int]] = dict
     instead: str = INSTEAD
     strided: Mapping[str, torch.Tensor] = {}
@@ -144,7 +148,7 @@ class Buckets:
         failure: Exception | None = None
         try:
             model = made()
-            self._find_unused, self._values = model.find_unused, model.values
+            self._find_unused, self._used, self._values = model.find_unused, model.used, model.values
             self._trained, self._strided = model.trained, model.strided
             self._parameter_of = dict(zip(map(id, model.trained.values()), model.parameters, strict=True))
             self.engine = Engine(config, collectives, model.parameters)
@@ -269,7 +273,11 @@ class Buckets:
             return self._pass(bucket, buffer)
         future: torch.futures.Future[torch.Tensor]
         future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
-        started = self._starter.submit(self._start, bucket.index(), bucket.parameters(), buffer, ready, failure)
+        tensors = bucket.parameters()
+        used = None
+        if self._used is not None and (self._find_unused or not all(map(IS_TRAINED, tensors))):  # alike on all ranks
+            used = [id(one) in self._used for one in tensors]
+        started = self._starter.submit(self._start, bucket.index(), tensors, used, buffer, ready, failure)
         if engine.exchange.several and not self._dense:
             self._later.append(partial(self._finish, self._start_stream, started, buffer, future))
         else:
@@ -280,13 +288,18 @@ class Buckets:
                 self._finished.append(self._starter.submit(self._advance))
             self._finished += map(self._starter.submit, self._later)
             errors = [one.exception() for one in self._finished]
-            self.iteration += 1
-            engine.stats.end_step()
+            self._end_step()
             for error in errors:
                 if error is not None:
                     self.take_leave()
                     raise error
         return future
+
+    def _end_step(self) -> None:
+        self.iteration += 1
+        self.engine.stats.end_step()
+        if self._used is not None:
+            self._used.clear()
 
     def take_leave(self) -> None:
         """After an error, this rank begins no other step. If others have applied this one, it says so in the step check
@@ -308,8 +321,7 @@ class Buckets:
         self.engine.count_allreduce(buffer.nbytes, buffer.nbytes)
         future = self._collectives.allreduce(buffer.div_(self._collectives.size())).get_future()
         if bucket.is_last():
-            self.iteration += 1
-            self.engine.stats.end_step()
+            self._end_step()
         averaged: torch.futures.Future[torch.Tensor] = future.then(lambda _: buffer)
         return averaged
 
@@ -344,6 +356,7 @@ class Buckets:
         self,
         number: int,
         tensors: Sequence[torch.Tensor],
+        used: list[bool] | None,
         buffer: torch.Tensor,
         ready: Callable[[], None] | None,
         failure: Exception | None,
@@ -354,7 +367,7 @@ class Buckets:
             if ready is not None:
                 ready()
                 keep_for_stream(buffer)
-            begun, self._flags_due = self._collectives.exchanges, self._find_unused
+            begun, self._flags_due = self._collectives.exchanges, used is not None
             try:
                 if failure is not None and not self._dense:
                     raise failure
@@ -367,8 +380,8 @@ class Buckets:
                 parts = list(torch.split(buffer, sizes))
                 if self._dense:
                     failure = None if isinstance(failure, Unused) else failure
-                    return self._start_dense(parameters, tensors, parts, buffer, failure)
-                return self._start_compressed(number, parameters, tensors, parts, buffer)
+                    return self._start_dense(parameters, used, parts, buffer, failure)
+                return self._start_compressed(number, parameters, used, parts, buffer)
             except Exception as error:
                 if not self._dense and self._collectives.exchanges == begun:  # the others wait for this rank
                     if self._flags_due:  # which the others are waiting for
@@ -405,17 +418,24 @@ class Buckets:
             )
         return known
 
+    def _used_by_any(self, used: list[bool] | None, count: int) -> list[bool]:
+        """Of a bucket's parameters, those that a rank has used. The framework drops the results of the others, and what
+        their gradients hold may be left from an earlier step."""
+        if used is None:
+            return [True] * count
+        by_any = self._collectives.set_by_any(torch.tensor(used))
+        self._flags_due = False
+        return by_any
+
     def _start_dense(
         self,
         parameters: Iterable[Parameter],
-        tensors: Iterable[torch.Tensor],
+        used: list[bool] | None,
         parts: Sequence[torch.Tensor],
         buffer: torch.Tensor,
         failure: Exception | None,
     ) -> Callable[[], None]:
-        used = list(map(IS_TRAINED, tensors))
-        if self._find_unused:  # the framework drops the results of the others
-            used = self._collectives.set_by_any(torch.stack([part.any() for part in parts]))
+        used = self._used_by_any(used, len(parts))
         try:
             if failure is not None:
                 raise failure
@@ -437,17 +457,14 @@ class Buckets:
         self,
         number: int,
         parameters: list[Parameter],
-        tensors: Iterable[torch.Tensor],
+        used: list[bool] | None,
         parts: list[torch.Tensor],
         buffer: torch.Tensor,
     ) -> Callable[[], None]:
         ranks = self._collectives.size()
         self.engine.stats.add(dense=traffic.allreduce(buffer.nbytes, ranks).sent)
-        used = list(map(IS_TRAINED, tensors))  # alike on all ranks: they have voted
-        if self._find_unused:
-            used = self._collectives.set_by_any(torch.stack([part.any() for part in parts]))
-            self._flags_due = False
-        if not all(used):  # the residuals of parameters that are frozen, or that no rank has used, stay as they are
+        used = self._used_by_any(used, len(parts))
+        if not all(used):  # the residuals of parameters that no rank has used stay as they are
             step = max(parameter.step for parameter in parameters)
             for parameter, by_any in zip(parameters, used, strict=True):
                 parameter.step = step if by_any else step + 1  # the bucket's step is that of its members

@@ -7,8 +7,10 @@ it hides are found here, in a process that is debugged alone too.
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from itertools import chain
 from operator import itemgetter
@@ -32,6 +34,13 @@ INSTEAD = (
     'write optimizer = LocalSGD(optimizer, model, "adamw_safe") in place of hvd.DistributedOptimizer, and '
     f"optimizer.sync() at the end; {adaptive.OR_VOTES}"
 )
+IDLE = (
+    "DeepReduce was given a model of which the optimizers do not train all parameters that need gradients: {names}. "
+    "The density is that of the whole model, so the others are sent at a larger one; and a bucket is sent as the "
+    "backward pass ends, since it waits for gradients that do not come. Freeze those parameters "
+    "(requires_grad_(False)) before DeepReduce is made, or give DeepReduce the named parameters of the others alone"
+)
+_log = logging.getLogger("hvd_deepreduce")
 _PARAMS = itemgetter("params")
 
 
@@ -115,5 +124,17 @@ class Optimizers:
         adaptive.check_momentum(engine.config, optimizer)
         adaptive.look_at(engine, optimizer, INSTEAD)
         names = (owners.of[number].name for number in reduced & owners.of.keys())
+        if not self.checked:
+            self._look_for_idle(reduced)
         self._of |= dict.fromkeys(names, weakref.ref(optimizer))
         self.checked[optimizer] = seen
+
+    def _look_for_idle(self, reduced: AbstractSet[int]) -> None:
+        """At the first step, warns on rank 0 of parameters that need gradients, and that no optimizer trains."""
+        every = chain(reduced, *(map(id, one._requires_update) for one in self.search()))
+        known, tensors = set(every), self._owners.tensors
+        idle = [name for name, one in tensors.items() if one.requires_grad and id(one) not in known]
+        collectives = self._engine.collectives
+        if idle and collectives.speaks() and collectives.size() > 1:
+            names = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
+            _log.warning(IDLE.format(names=names))

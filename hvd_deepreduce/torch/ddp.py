@@ -6,6 +6,7 @@ them: DDP would wait there anyway, and so an error comes out of ``backward()`` w
 """
 
 # Without ``from __future__ import annotations``: DDP compares the hook's annotations with the types.
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -29,7 +30,7 @@ from hvd_deepreduce.torch.discovery import Models
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import by_plain_name, described
 from hvd_deepreduce.torch.rendezvous import Rendezvous
-from hvd_deepreduce.torch.tensors import TorchTensors, is_dense
+from hvd_deepreduce.torch.tensors import TorchTensors, is_dense, real
 
 HOOK = "model.register_comm_hook(DeepReduceState(config), deepreduce_hook)"
 UNUSABLE = (
@@ -161,8 +162,8 @@ class DeepReduceState(GradientCompression):
             whole = models[0].process_group if models else self.process_group
             group = self.process_group or whole
             limit = None if self.timeout is None else self.timeout.total_seconds()
-            Rendezvous("hook", whole, limit).meet(group, first.buffer())
-            collectives = DistributedCollectives(tensors, group, self.timeout, several=True)
+            met = Rendezvous("hook", whole, limit).meet(group, first.buffer())
+            collectives = DistributedCollectives(tensors, group, self.timeout, several=True, met=met)
             if not self.start_iter:
                 compilation.wait()
             made = partial(_made, models)
@@ -187,10 +188,31 @@ def _made(models: Sequence[DistributedDataParallel]) -> Made:
         )
     trained = by_plain_name(models[0].module.named_parameters())
     # In DDP's buckets, a complex number is two real ones.
-    real = {name: torch.view_as_real(one) if one.is_complex() else one for name, one in trained.items()}
-    # DDP drops the results of parameters that no rank has used with find_unused_parameters.
-    strided = {name: one for name, one in real.items() if not one.is_contiguous() and is_dense(one)}
-    return Made(trained, described(real), any(model.find_unused_parameters for model in models), strided=strided)
+    numbers = {name: real(one) for name, one in trained.items()}
+    strided = {name: one for name, one in numbers.items() if not one.is_contiguous() and is_dense(one)}
+    used = _used(models[0], trained)
+    return Made(trained, described(numbers), models[0].find_unused_parameters, used, strided=strided)
+
+
+def _used(model: DistributedDataParallel, trained: Mapping[str, torch.Tensor]) -> set[int] | None:
+    """The ids of the parameters that this rank has used since the last step, from now on. A gradient that is not zero
+    may be left from an earlier step, where each optimizer clears only its own."""
+    if not (model.find_unused_parameters or model.static_graph):
+        return None
+    used = {id(one) for one in trained.values() if one.grad is not None}
+
+    def came(parameter: torch.Tensor) -> None:
+        used.add(id(parameter))
+
+    handles = []
+    for one in trained.values():
+        if one.is_floating_point() or one.is_complex():
+            # One that is frozen takes no hook, and may be trained later.
+            needs, one.requires_grad = one.requires_grad, True
+            handles.append(one.register_post_accumulate_grad_hook(came))  # type: ignore[no-untyped-call]
+            one.requires_grad = needs
+    weakref.finalize(model, lambda: [one.remove() for one in handles]).atexit = False
+    return used
 
 
 class _NoEngine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from hvd_deepreduce.exchange import traffic
 from hvd_deepreduce.exchange.collectives import Held
 from hvd_deepreduce.exchange.traffic import Traffic
 from hvd_deepreduce.ops import heap
-from hvd_deepreduce.torch.rendezvous import meeting_place, named
+from hvd_deepreduce.torch.rendezvous import Rendezvous, meeting_place, name_of, named
 from hvd_deepreduce.torch.tensors import TorchTensors, keep_for_stream
 
 MAX_CHARACTERS = 1000
@@ -29,6 +30,9 @@ _HEADER = 16
 """Bytes that a rank tells another one before an exchange."""
 _TEXT = 30
 """Words of 8 bytes for an error that is told at once, beside its length."""
+
+_making = threading.Lock()
+"""PyTorch names groups by their number, which threads would share."""
 
 
 @dataclass
@@ -69,6 +73,7 @@ class DistributedCollectives(Collectives):
         members: of the group's ranks, those that take part; None: all.
         several: whether several exchanges are in flight. On Gloo, bytes have connections of their own then: the sizes
             of the next exchange would wait behind the bytes of the one before, and so would all that this rank does.
+        met: where these ranks have met; None: it is not checked that threads make their groups in one order.
         far: whether ranks may be far apart: a step check's votes go straight to each rank, which takes half of a round
             trip. The allreduce of Gloo is a ring: it takes ``size() - 1`` round trips.
 
@@ -91,6 +96,7 @@ class DistributedCollectives(Collectives):
         members: Sequence[int] | None = None,
         several: bool = False,
         far: bool = False,
+        met: Rendezvous | None = None,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
@@ -106,13 +112,17 @@ class DistributedCollectives(Collectives):
         # is any group after one, since its name is their number.
         of_some = len(ranks) < dist.get_world_size()
         DistributedCollectives._keeps = DistributedCollectives._keeps or of_some
-        if of_some:
-            _level(ranks)
         new_group = partial(dist.new_group, ranks, timeout=timeout, use_local_synchronization=of_some)
-        self._host = new_group(backend="gloo")
         on_devices = "nccl" in dist.get_backend_config(group)
-        self._bulk = new_group(backend="gloo") if several and not on_devices else self._host
-        self._devices = new_group(backend="nccl") if on_devices else self._bulk
+        with _making:
+            if of_some:
+                _level(ranks)
+            self._host = new_group(backend="gloo")
+            self._bulk = new_group(backend="gloo") if several and not on_devices else self._host
+            self._devices = new_group(backend="nccl") if on_devices else self._bulk
+        self._met = met
+        if met is not None:
+            met.check_groups(ranks, " ".join(map(name_of, (self._host, self._bulk, self._devices))))
         self.exchanges = 0
         self.failure: RuntimeError | None = None
         self._held: list[_Exchange | _Sum] | None = None
@@ -138,7 +148,8 @@ class DistributedCollectives(Collectives):
 
     def subsets(self, groups: Sequence[Sequence[int]], new: bool) -> list[Collectives]:
         own = (group for group in groups if self._rank in group)
-        return [DistributedCollectives(self._tensors, self._group, self._timeout, group) for group in own]
+        make = partial(DistributedCollectives, self._tensors, self._group, self._timeout, met=self._met)
+        return [make(members=group) for group in own]
 
     def mpi_enabled(self) -> bool:
         return False  # mpi4py does not know these ranks

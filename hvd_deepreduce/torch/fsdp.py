@@ -67,24 +67,27 @@ class Replicas(GradientCompression):
         self._sharded = {plain(name) for name, one in model.named_parameters() if isinstance(one, DTensor)}
         self._unit_of = {id(one): number for number, unit in enumerate(self._units) for one in unit}
         limit, mates = None if timeout is None else timeout.total_seconds(), sharding.ranks(self._tensors)
-        Rendezvous("compress_replicas", mates, limit).meet(mates)
+        met = Rendezvous("compress_replicas", mates, limit).meet(mates)
         tensors, local = TorchTensors(), sharding.local(trained)
-        self._shards = DistributedCollectives(tensors, None, timeout, mates)
+        self._shards = DistributedCollectives(tensors, None, timeout, mates, met=met)
         self._shards.check(None if trained else ValueError(EMPTY))
-        Rendezvous("compress_replicas", group, limit).meet(group)
-        collectives = DistributedCollectives(tensors, group, timeout, several=True)
+        met = Rendezvous("compress_replicas", group, limit).meet(group)
+        collectives = DistributedCollectives(tensors, group, timeout, several=True, met=met)
         used = collectives.size() > 1 or usable.has_velocity
         devices = [tensors.device(one) for one in local.values() if used]
         self._compilation = Compilation(usable, tensors, devices, dist.get_rank() == 0)
         # Ranks that hold a parameter whole must know it by the same number, whatever else they hold.
         parameters = [one for one in described(sharding.local(self._tensors)) if one.name in trained]
-        made = Made(trained, parameters, find_unused, lambda: hashes(sharding.local(trained)), OF_REPLICAS)
+        self._used = set[int]()  # ids of the parameters whose gradients have come since the last step
+        made = Made(
+            trained, parameters, find_unused, self._used, lambda: hashes(sharding.local(trained)), OF_REPLICAS
+        )  # fmt: skip
         self._buckets = Buckets(usable, collectives, tensors, 0, lambda: made, None)
         self._engine, self._fsdp = self._buckets.engine, model._get_fsdp_state()
         self._failure: Exception | None = None
         self._checked = self._waiting = False  # whether the parameters were; whether gradients wait for the last pass
         self._model = weakref.ref(model)
-        self._come: set[int] = set()  # ids of the parameters whose gradients have come
+        self._come: set[int] = set()  # of these, those that have come in the step's last backward pass
         self._ending = False  # whether ``_end`` is queued
         self._begun: list[tuple[GradBucket, torch.futures.Future[torch.Tensor]]] = []
         # The model keeps this object: without it, the replicas would part in silence.
@@ -187,6 +190,7 @@ class Replicas(GradientCompression):
 
     def _gradient_came(self, tensor: torch.Tensor) -> None:
         """FSDP has added a gradient to a shard's."""
+        self._used.add(id(tensor))
         if not self._fsdp._state_ctx.is_last_backward:
             self._waiting = True
             return
@@ -253,7 +257,7 @@ class Replicas(GradientCompression):
         keep_for_stream(bucket.vector)  # it was made on a stream of FSDP's
         tensors = self._units[bucket.number]
         for tensor, mean in zip(tensors, torch.split(bucket.vector, [*map(sharding.size, tensors)]), strict=True):
-            if tensor.requires_grad:
+            if tensor.requires_grad or tensor.grad is not None:  # it may be frozen since a pass before
                 sharding.write(tensor, mean)
 
     def _wait(self) -> None:

@@ -34,11 +34,16 @@ from hvd_deepreduce.engine.state import Reshard
 from hvd_deepreduce.exchange.store import SharedStore
 from hvd_deepreduce.torch.discovery import Reductions, refuse_reduced, refuse_wrapped
 from hvd_deepreduce.torch.owners import Model, named_parameters
-from hvd_deepreduce.torch.tensors import own
+from hvd_deepreduce.torch.tensors import outside_inference_mode, own
 from hvd_deepreduce.torch.updates import Outer, Updates
 
 _Elastic = tuple[dict[str, Any], tuple[ElasticState, dict[str, Any]]]
 LINE = 'optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr), model, "adamw_safe")'
+
+
+def _of_inner(name: str) -> property:
+    """An attribute of the wrapped optimizer."""
+    return property(lambda me: getattr(me.inner, name), lambda me, value: setattr(me.inner, name, value))
 
 
 class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
@@ -153,8 +158,20 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         self._updates: Updates = Updates(given, optimizer, names, pairs, outer, process_set, process_group, store)
         self._sharded = fsdp_modules(model)
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "skip_synchronize" in vars(cls):  # a method of Horovod's
+            name = cls.__name__
+            raise TypeError(
+                f"{name} was given to hvd.DistributedOptimizer, which exchanges the gradients of each step. {name} "
+                "takes its place: leave hvd.DistributedOptimizer out"
+            )
+
+    # Whoever assigns to them means the wrapped optimizer's.
+    param_groups, state, defaults = map(_of_inner, ("param_groups", "state", "defaults"))
+
     def __getattr__(self, name: str) -> Any:
-        if name in ("param_groups", "state", "defaults") or name.startswith("_optimizer_"):  # and its hooks
+        if name.startswith("_optimizer_"):  # its hooks
             return getattr(self.inner, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
@@ -226,6 +243,11 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             if gradients:
                 torch._foreach_div_(gradients, float(scale))
 
+    @outside_inference_mode()
+    def begin(self) -> None:
+        super().begin()
+
+    @outside_inference_mode()
     def sync(self) -> None:
         super().sync()
         self._reshard()
@@ -235,6 +257,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         for module in self._sharded:
             module.reshard()
 
+    @outside_inference_mode()
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: that of the wrapped optimizer, and under ``local_sgd`` anchor, outer optimizer, residuals
         and step counts, and exchanges in flight (``delay``), for whose means it waits: all ranks call it after the same
@@ -247,6 +270,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         updates = self._updates.state_dict()  # first: it may let the wrapped optimizer's state begin anew
         return {**self.inner.state_dict(), "local_sgd": updates}
 
+    @outside_inference_mode()
     def load_state_dict(self, state_dict: Any, *, reshard: Reshard = False) -> None:
         """Continues where ``state_dict`` was called. The model must be loaded too.
 

@@ -24,7 +24,7 @@ from hvd_deepreduce.torch import sharding
 from hvd_deepreduce.torch.discovery import look_at_optimizers
 from hvd_deepreduce.torch.local_sgd import LocalSGD, Steps, check_store, fsdp_modules, trained
 from hvd_deepreduce.torch.rendezvous import ranks_of
-from hvd_deepreduce.torch.tensors import TorchTensors, accumulated_in, hashes, own
+from hvd_deepreduce.torch.tensors import TorchTensors, accumulated_in, hashes, outside_inference_mode, own
 from hvd_deepreduce.torch.updates import Updates, numbers
 
 LINE = "optimizer = PeerOptimizer(optimizer, model, config, store=SharedStore(folder, peer=0, peers=4))"
@@ -218,6 +218,7 @@ class PeerOptimizer(LocalSGD):
                 updates.given = []
         return loss
 
+    @outside_inference_mode()
     def sync(self) -> None:
         """Takes the steps that the other peers have taken meanwhile, as before an evaluation. Under torchft there are
         none."""

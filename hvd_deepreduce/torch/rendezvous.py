@@ -63,10 +63,14 @@ class Rendezvous:
         self._kind, self._around = kind, around
         self._ranks = ranks_of(around)
         self._wait = Patience(self._nobody_came, limit).wait
-        self._store = meeting_place(f"{kind} {self._ranks} {clock}")
+        group = None if isinstance(around, Sequence) else around or dist.group.WORLD
+        # Models that train in threads begin in any order, each in a group of its own.
+        name = name_of(group) if group else ""
+        self._store = meeting_place(f"{kind} {self._ranks} {name} {clock}")
+        self._groups = 0  # how often they were compared
 
-    def meet(self, partners: Group, gradient: torch.Tensor | None = None) -> None:
-        """Returns once all ranks have come.
+    def meet(self, partners: Group, gradient: torch.Tensor | None = None) -> Rendezvous:
+        """Returns itself, once all ranks have come.
 
         Args:
             partners: the group of those that this rank will exchange with; the same on all of them.
@@ -92,6 +96,25 @@ class Rendezvous:
         if gradient is not None and store.get("decision") == b"probe":
             self._probe(gradient)
         self._compare_partners()
+        return self
+
+    def check_groups(self, ranks: Sequence[int], names: str) -> None:
+        """Compares the names of groups that these ranks have just made, all of them.
+
+        Raises:
+            MismatchError: the groups are not the same on all of them; on all.
+        """
+        self._groups += 1
+        keys = [f"groups {self._groups} of {rank}" for rank in ranks]
+        self._store.set(f"groups {self._groups} of {dist.get_rank()}", names)
+        self._wait(lambda: bool(self._store.check(keys)))  # multi_get would keep threads from the store until then
+        if len(set(self._store.multi_get(keys))) > 1:
+            raise MismatchError(
+                "two models began to exchange at the same time, in threads, and on another rank in the other order, so "
+                "that each would exchange with the other one. Let one begin after the other, in the same order on "
+                "every rank: a LocalSGD as it is made, a DistributedDataParallel in its first backward(). No gradient "
+                "was applied"
+            )
 
     def _probe(self, gradient: torch.Tensor) -> None:
         """Reduces what a rank without the hook takes for gradients: it adds its own, and gets NaN."""
@@ -137,6 +160,11 @@ class Rendezvous:
         with suppress(RuntimeError):  # the store may have ended
             return [rank for rank in self._ranks if not self._store.check([f"rank {rank}"])]
         return []
+
+
+def name_of(group: Any) -> str:
+    """A process group's name, of which PyTorch has no public call."""
+    return str(dist.distributed_c10d._world.pg_names.get(group, ""))
 
 
 def meeting_place(what: str) -> Any:

@@ -251,8 +251,8 @@ class Mates:
     """
 
     def __init__(self, kind: str, members: Sequence[int], tensors: TorchTensors, advice: str) -> None:
-        Rendezvous(kind, members).meet(members)
-        self.collectives = DistributedCollectives(tensors, None, None, members)
+        met = Rendezvous(kind, members).meet(members)
+        self.collectives = DistributedCollectives(tensors, None, None, members, met=met)
         self._failure: Exception | None = None
         self._advice = advice
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hvd_deepreduce.torch.tensors import own
+from hvd_deepreduce.torch.tensors import own, real
 
 
 class SignMomentum(torch.optim.Optimizer):
@@ -67,6 +67,7 @@ class SignMomentum(torch.optim.Optimizer):
                     "SignMomentum was given a sparse gradient, and the memory 'scaled_momentum' has dense ones only: "
                     "make the layer without sparse=True"
                 )
+            params, gradients = list(map(real, params)), list(map(real, gradients))
             if params:
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
                 signs = torch._foreach_sign(gradients)

@@ -38,12 +38,27 @@ def _free(address: int, device: int) -> None:
     torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
 
 
+def real(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as real numbers, of which a complex one has two."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """For what makes tensors that stay: those of ``torch.inference_mode()`` could not be changed after it."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def hashes(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """A number for the values of each tensor: the sum of their bits as integers, modulo 2^64. One pass over memory, on
     the tensors' devices."""
     sums = {}
     for name, tensor in tensors.items():
-        flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        flat = real(tensor)
         bits = flat.detach().contiguous().view(-1).view(_INTEGERS[flat.element_size()])
         sums[name] = torch.sum(bits, dtype=torch.int64)
     return {name: int(one) for name, one in sums.items()}

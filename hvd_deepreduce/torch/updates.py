@@ -100,8 +100,8 @@ class Updates(LocalExchanges[torch.Tensor]):
         elif process_group is None:
             collectives = _over_horovod(self._framework, process_set)
         else:
-            Rendezvous("LocalSGD", process_group).meet(process_group)
-            collectives = DistributedCollectives(self._framework, process_group, far=True)
+            met = Rendezvous("LocalSGD", process_group).meet(process_group)
+            collectives = DistributedCollectives(self._framework, process_group, far=True, met=met)
             self.advice = "broadcast rank 0's parameters (torch.distributed.broadcast) before the first step"
         mine = {name: own(one) for name, one in pairs.items()}
         parameters = described(mine)

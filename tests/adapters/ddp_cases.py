@@ -11,6 +11,7 @@ import pickle
 import re
 import sys
 import threading
+import time
 import weakref
 from contextlib import nullcontext
 from datetime import timedelta
@@ -26,11 +27,11 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from hvd_deepreduce import ConfigError, ContainerError
+from hvd_deepreduce import Config, ConfigError, ContainerError
 from hvd_deepreduce.codecs.interfaces import RngKey
 from hvd_deepreduce.engine import MismatchError, dense_or_compressed
 from hvd_deepreduce.pipeline import Pipeline
-from hvd_deepreduce.torch import ddp, rendezvous
+from hvd_deepreduce.torch import SignMomentum, ddp, rendezvous
 from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.local_sgd import LocalSGD
 from hvd_deepreduce.torch.tensors import TorchTensors
@@ -350,6 +351,96 @@ def unused_parameters_keep_their_residuals():
 
 
 @case
+def gradients_of_an_earlier_step_are_not_this_ones():
+    """Where each optimizer clears its own gradients only, DDP puts those of the unused head into the bucket."""
+    for options in ({}, {"gradient_as_bucket_view": True}, {"start_iter": 3}):
+        job = DDPJob(LOSSY, model=Branches(), find_unused_parameters=True, **options)
+        one, other = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in list(job.model.layers)[:2])
+        kept = None
+        for step in range(8):
+            used = step % 2
+            (other if used else one).zero_grad()
+            x = torch.randn(8, 20, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            if step == 6:  # passes that are accumulated count, and a gradient that comes in them only
+                with job.called.no_sync():
+                    job.called(x, [1]).square().mean().backward()
+            job.called(x, [used]).square().mean().backward()
+            now = [residual.copy() for residual in job.residuals()]
+            alike = [np.array_equal(was, is_now) for was, is_now in zip(kept or now, now, strict=True)]
+            if kept is not None and kept[2].any():
+                assert alike[2 - 2 * used] is (step != 6), step
+                assert not alike[2 * used], step
+            kept = now
+            (other if used else one).step()
+            job.check_same()
+
+
+def in_threads(*calls, gap):
+    """Begins each call in a thread of its own, ``gap`` seconds after the last one. Returns their results or errors."""
+    results = [None] * len(calls)
+
+    def call(at):
+        time.sleep(at * gap)
+        try:
+            results[at] = calls[at]()
+        except Exception as error:
+            results[at] = error
+
+    threads = [threading.Thread(target=call, args=(at,), daemon=True) for at in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+@case
+def models_in_threads():
+    """Each has a group of its own. They begin in one order on every rank, or all ranks get an error."""
+    groups = [dist.new_group() for _ in range(2)]
+    jobs = [DDPJob(LOSSY, seed=seed, group=group) for seed, group in enumerate(groups)]
+    for job, trained in zip(jobs, in_threads(*(partial(job.run, 3) for job in jobs), gap=2), strict=True):
+        assert trained is job, trained
+    for seed, job in enumerate(jobs):
+        job.check_same()
+        np.testing.assert_array_equal(job.flat(), DDPJob(LOSSY, seed=seed).run(3).flat())
+    met = [rendezvous.Rendezvous("hook", group).meet(group) for group in groups]
+    pairs = zip(groups, met, strict=True)
+    made = [partial(DistributedCollectives, TorchTensors(), group, met=one) for group, one in pairs]
+    for error in in_threads(*(made[::-1] if dist.get_rank() else made), gap=1):
+        assert isinstance(error, MismatchError) and "in threads" in str(error), error
+
+
+@case
+def layers_that_are_trained_later_are_averaged():
+    """A layer that needed gradients as DDP was made may be frozen in the first steps."""
+    job = DDPJob(LOSSY, model=Branches(), find_unused_parameters=True)
+    for step in range(4):
+        job.model.layers[1].requires_grad_(step >= 2)
+        job.called.zero_grad()
+        x = torch.randn(8, 20, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        job.called(x, range(4)).square().mean().backward()
+        job.apply()
+        job.check_same()
+    assert all(residual.any() for residual in job.residuals())
+
+
+@case
+def layers_that_are_frozen_before_the_backward_pass_are_averaged():
+    """Their gradients come nevertheless, since the forward pass has used them."""
+    for options in ({}, {"start_iter": 9}, {"find_unused_parameters": True}):
+        job = DDPJob(LOSSY, model=Branches(), **options)
+        x = torch.randn(8, 20, generator=torch.Generator().manual_seed(dist.get_rank()))
+        with job.called.no_sync():
+            job.called(x, range(4)).square().mean().backward()
+        loss = job.called(x, range(4)).square().mean()
+        job.model.layers[1].requires_grad_(False)
+        loss.backward()
+        job.apply()
+        job.check_same()
+
+
+@case
 def parameters_that_are_unused_in_a_dense_step_keep_their_residuals():
     """In the first dense step of mode auto, all other residuals are sent."""
     job = DDPJob({**LOSSY, "mode": "auto"}, model=Branches(), find_unused_parameters=True)
@@ -665,8 +756,6 @@ def ranks_that_do_not_come_with_the_hook():
         elif comes:
             assert np.isnan(np.concatenate(job.reduced(0))).any()
         dist.barrier()
-        if not here:
-            rendezvous.Rendezvous("hook", None).meet(None)  # it has come as often as the others now
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HVD_DEEPREDUCE_HANDSHAKE_SECONDS", "0.5")
         if here:
@@ -736,6 +825,13 @@ def complex_parameters_are_pairs():
     job = DDPJob(LOSSY, model=Complex()).run(4)
     assert all(len(set(map(str, gathered(parameter.tolist())))) == 1 for parameter in job.model.parameters())
     assert job.compression.residual("weight").shape == (240,)
+    votes, make = Config.load("sign_momentum", scope="bucket"), partial(SignMomentum, weight_decay=0)
+    job = DDPJob(votes, model=Complex(), make=make)
+    before = job.model.weight.detach().clone()
+    job.step(0)
+    moved = torch.view_as_real(job.model.weight.detach() - before).abs()  # 0.1 along each axis, where votes came
+    assert set(moved.div(0.1).round(decimals=3).flatten().tolist()) == {0.0, 1.0}
+    job.check_same()
 
 
 @case

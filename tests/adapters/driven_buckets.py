@@ -44,7 +44,8 @@ class DrivenBuckets:
             collectives = DistributedCollectives(tensors)
             if gpu:  # another group than the one on the host, as NCCL's is
                 collectives._devices = dist.new_group(backend="gloo")
-            made = Made(trained, described(trained), find_unused, lambda: hashes(trained))
+            self.used = set(map(id, trained.values())) if find_unused else None
+            made = Made(trained, described(trained), find_unused, self.used, lambda: hashes(trained))
             config = bucket_driver.for_buckets(Config.load(config), 0)
             self.buckets = Buckets(config, collectives, tensors, 0, lambda: made, None)
 
@@ -58,6 +59,8 @@ class DrivenBuckets:
         """The means."""
         with self.within():
             vectors, futures = [], []
+            if self.used is not None:
+                self.used.update(id(one) for ones in self.parameters for one in ones)
             for number in range(len(SIZES)):
                 vectors.append(self.put(vector(step, number, dtype)).mul_(2))  # by the backward pass
                 futures.append(self.take(number, vectors[-1]))

@@ -364,6 +364,40 @@ def modules_that_a_replica_does_not_use():
 
 
 @case
+def gradients_of_an_earlier_step_are_not_this_ones():
+    """Where each optimizer clears its own gradients only, those of the unused block stay."""
+    job = Job({**LOSSY, "scope": "bucket"}, find_unused_parameters=True)
+    for step in range(6):
+        used, unused = (1, 2) if step % 2 else (2, 1)
+        before = job.residuals()
+        stale = {id(one) for one in job.model.blocks[unused].parameters()}
+        for one in job.model.parameters():
+            if id(one) not in stale:
+                one.grad = None
+        job.backward(step, used=(0, used))
+        for name, now in job.residuals().items():
+            if step > 1 and name.startswith("blocks."):
+                assert torch.equal(now, before[name]) is name.startswith(f"blocks.{unused}."), (step, name)
+        job.optimizer.step()
+        job.check_same()
+
+
+@case
+def modules_that_are_frozen_while_gradients_accumulate_are_averaged():
+    for options in ({}, {"find_unused_parameters": True}):
+        job = Job({**LOSSY, "scope": "bucket"}, **options)
+        job.optimizer.zero_grad()
+        job.model.set_is_last_backward(False)
+        job.backward(0)
+        job.model.set_is_last_backward(True)
+        job.model.blocks[1].requires_grad_(False)
+        job.backward(1)
+        assert all(one.grad is not None for one in job.model.blocks[1].parameters())
+        job.optimizer.step()
+        job.check_same()
+
+
+@case
 def a_resumed_run_equals_an_unbroken_one():
     for config in ({**LOSSY, "scope": "bucket"}, {**LOSSY, "scope": "model", "value": "qsgd"}, "sign_momentum"):
         make = {"make": SignMomentum, "lr": 0.003} if config == "sign_momentum" else {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from functools import partial
 
 import horovod.torch as hvd
@@ -298,6 +299,43 @@ def loss_scaling_skips_a_step_of_one_rank():
 
 
 @case
+def an_evaluation_in_inference_mode():
+    """What an exchange makes there must go on outside, as the anchors of the first one and the outer momentum."""
+    for options in ({"outer": "nesterov"}, {"fragments": 2, "delay": 1}):
+        parts = []
+        for mode in (nullcontext, torch.inference_mode):
+            trainer = Trainer("adam", LOSSY, every=3, **options)
+            with mode():
+                trainer.optimizer.begin()
+            for step in range(2):
+                trainer.train(4, 4 * step)
+                with mode():
+                    trainer.optimizer.sync()
+                    state = trainer.optimizer.state_dict()
+                saved = copy.deepcopy((trainer.model.state_dict(), state))
+                trainer.train(2, 20 + 2 * step)
+                trainer.optimizer.sync()
+                with mode():
+                    trainer.load(saved)
+            trainer.train(4, 40)
+            trainer.optimizer.sync()
+            parts.append(trainer.flat())
+        np.testing.assert_array_equal(*parts)
+
+
+@case
+def what_is_assigned_is_the_wrapped_optimizers():
+    trainer = Trainer("adam", LOSSY, every=2)
+    wrapper, inner = trainer.optimizer, trainer.optimizer.inner
+    wrapper.param_groups = [{**group, "lr": 0.0, "weight_decay": 0.0} for group in wrapper.param_groups]
+    before = trainer.flat()
+    trainer.train(4)
+    np.testing.assert_array_equal(trainer.flat(), before)
+    wrapper.state = {}
+    assert inner.param_groups is wrapper.param_groups and inner.state is wrapper.state
+
+
+@case
 def a_model_whose_first_parameter_has_another_name_gets_an_error():
     model = network()
     pairs = [(f"module.{name}" if hvd.rank() else name, one) for name, one in model.named_parameters()]
@@ -319,6 +357,8 @@ def wrong_uses_get_an_error():
 
     with pytest.raises(TypeError, match="exchanges gradients: give LocalSGD the optimizer that it wraps"):
         LocalSGD(hvd.DistributedOptimizer(inner(reduced), reduced.named_parameters()), reduced)
+    with pytest.raises(TypeError, match=r"LocalSGD was given to hvd.DistributedOptimizer.* takes its place"):
+        hvd.DistributedOptimizer(trainer.optimizer, model.named_parameters())
     with pytest.raises(TypeError, match="the first argument of LocalSGD is Sequential"):
         LocalSGD(model, inner())
     with pytest.raises(TypeError, match="the second argument of LocalSGD is str"):

@@ -336,6 +336,22 @@ def a_step_of_one_optimizer_leaves_the_gradients_of_another():
 
 
 @case
+def an_optimizer_of_a_part_of_the_model():
+    """The density counts the whole model: the user is told, where no optimizer trains the rest."""
+    for parts, told in (((2, None),), True), (((0, 2), (2, None)), False):
+        model = network()
+        pairs, compression = list(model.named_parameters()), DeepReduce(model, TOPK)
+        optimizers = [wrapped(model, compression, pairs[slice(*part)]) for part in parts]
+        with heard("hvd_deepreduce") as lines:
+            for step in range(2):
+                loss_of(model, step).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        told = ["do not train all parameters that need gradients: 0.weight, 0.bias."] if told and not hvd.rank() else []
+        assert len(lines) == len(told) and all(text in line for text, line in zip(told, lines, strict=True)), lines
+
+
+@case
 def exchanges_over_mpi_say_so_under_gloo():
     if not hvd.mpi_enabled():
         with pytest.raises(RuntimeError, match="was started with Gloo: start it with horovodrun --mpi or mpirun"):
