@@ -57,7 +57,7 @@ class Campaign(NamedTuple):
 
     Attributes:
         short, long: the search with short trainings, and that with whole ones.
-        runs: the lines of its seeds.
+        runs: the lines of its seeds; none if the optimum is at an edge.
     """
 
     short: Tuned
@@ -109,9 +109,11 @@ def campaign(
     started = {knob: short.settings[knob] for knob in again}
     length = contest.short if given else contest.steps
     long = yield from losses(search(again, contest.trials, started), length, short.settings)
-    best = {**short.settings, **long.settings}
-    runs = yield [wanted(contest.steps, seed, best) for seed in contest.seeds]
-    return Campaign(short, long, runs)
+    tuned = Campaign(short, long, [])
+    if tuned.at_edge:  # it is refused: other knobs, or more trials, come first
+        return tuned
+    runs = yield [wanted(contest.steps, seed, tuned.best) for seed in contest.seeds]
+    return tuned._replace(runs=runs)
 
 
 def replayed(contest: Contest, name: str, known: dict[str, Line]) -> tuple[Campaign | None, list[Wanted]]:
@@ -270,7 +272,9 @@ def plan(names: Names = None) -> None:
             if wanted:
                 state = f"wants {len(wanted)} trainings of {wanted[0].steps} steps"
             if end and end.at_edge:
-                state = f"refused: the optimum is at the edge of {', '.join(end.at_edge)}"
+                spent = max(end.short.trials, end.long.trials) >= contest.trials
+                why = f"all {contest.trials} trials are spent" if spent else "the optimum is at the edge"
+                state = f"refused: {why}, and better settings may be beyond: {', '.join(end.at_edge)}"
             print(f"  {method}: {state}")
 
 

@@ -133,11 +133,22 @@ def test_a_campaign_continues_where_it_stopped_and_trains_the_best_settings_with
         assert all(json.loads(line)["seed"] == 100 for line in text if json.loads(line)["steps"] == 4), method
 
 
+def test_an_optimum_at_the_edge_is_refused_before_the_seeds_are_trained(short, monkeypatch, capsys):
+    monkeypatch.setitem(CONTESTS, "short", replace(CONTEST, trials=2))
+    arena.run_all(["short"], 2, math.inf)
+    assert {line["seed"] for line in arena.lines_of("short").values()} == {100}
+    assert all(one.at_edge == ("lr",) and not one.runs for one in arena.done("short").values())
+    capsys.readouterr()
+    arena.plan(["short"])
+    assert "few: refused: all 2 trials are spent, and better settings may be beyond: lr" in capsys.readouterr().out
+
+
 def test_a_contest_with_the_settings_of_another_waits_for_it_and_searches_the_learning_rate_alone(short, monkeypatch):
     larger = replace(CONTEST, workers=4, settings_of="short", seeds=(7,))
     monkeypatch.setitem(CONTESTS, "larger", larger)
     arena.run_all(["larger"], 2, math.inf)
     assert not arena.lines_of("larger") and not arena.done("larger"), "nothing is trained before the settings are known"
+    monkeypatch.setitem(CONTESTS, "short", replace(CONTEST, trials=6))  # of two knobs
     monkeypatch.setitem(larger.methods["few"].knobs, "decay", Choice((0.1, 0.2), 0.1, (True, True)))
     arena.run_all(["short", "larger"], 2, math.inf)
     one = arena.done("larger")["few"]
