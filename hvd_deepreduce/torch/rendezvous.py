@@ -6,6 +6,7 @@ does not. Here, a rank first writes into the job's store that it is there, and w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -67,7 +68,7 @@ class Rendezvous:
         # Models that train in threads begin in any order, each in a group of its own.
         name = name_of(group) if group else ""
         self._store = meeting_place(f"{kind} {self._ranks} {name} {clock}")
-        self._groups = 0  # how often they were compared
+        self._compared: Counter[str] = Counter()  # how often groups of these ranks were
 
     def meet(self, partners: Group, gradient: torch.Tensor | None = None) -> Rendezvous:
         """Returns itself, once all ranks have come.
@@ -104,9 +105,10 @@ class Rendezvous:
         Raises:
             MismatchError: the groups are not the same on all of them; on all.
         """
-        self._groups += 1
-        keys = [f"groups {self._groups} of {rank}" for rank in ranks]
-        self._store.set(f"groups {self._groups} of {dist.get_rank()}", names)
+        which = f"groups of {_text(ranks)}"
+        self._compared[which] += 1
+        keys = [f"{which} {self._compared[which]} on {rank}" for rank in (*ranks, dist.get_rank())]
+        self._store.set(keys.pop(), names)
         self._wait(lambda: bool(self._store.check(keys)))  # multi_get would keep threads from the store until then
         if len(set(self._store.multi_get(keys))) > 1:
             raise MismatchError(
