@@ -222,11 +222,15 @@ class LocalExchanges(LocalState[G]):
         """Fragments whose exchanges are, in the order in which all ranks let them go on."""
         return sorted((one for one in self.fragments if one.ends is not None), key=attrgetter("ends"))
 
-    def sync(self) -> None:
-        """Ends all exchanges in flight, and exchanges what has been done since then."""
+    def sync(self, anyway: bool = False) -> None:
+        """Ends all exchanges in flight, and exchanges what has been done since then.
+
+        Args:
+            anyway: all fragments, though there may have been no step since their last exchange.
+        """
         for fragment in self._in_flight():
             self.end(fragment)
-        apart = self._times is not None or self.local.mix is not None
+        apart = anyway or self._times is not None or self.local.mix is not None
         left = [one for one in self.fragments if apart or self.clock > one.began]
         for fragment in left:
             self.exchange(fragment, "sync", delay=0)
@@ -591,8 +595,8 @@ class LocalExchanges(LocalState[G]):
         for number in fragment.numbers:
             if number not in resting:
                 self.follow(number, starts.get(number), keeps)
-            elif not keeps:  # it is the anchor already, unless an optimizer has gone on with it
-                self.follow(number, None, 0.0)
+            elif not keeps:  # it is the anchor already, unless it has moved by itself, or is trained again
+                self.follow(number, None if number in self._frozen else starts.get(number), 0.0)
 
     def _discard(self, fragment: Fragment[G], present: bool) -> None:
         """A rank has an update that is not finite: all go back to the anchor."""

@@ -117,7 +117,8 @@ class LocalSGDBase(Reporting):
         Args:
             state: what ``state_dict`` returned on this rank. With ``reshard``, an iterable of what it returned on each
                 rank, in any order; call ``sync()`` on all ranks before such states are saved.
-            reshard: as in ``DeepReduce.load_state_dict``.
+            reshard: load the states of any number of ranks. True or "mean" preserves the residuals' mean over all
+                ranks, which is what the anchor has still to get; "sum" their sum.
 
         Raises:
             RuntimeError: an exchange is in flight; or ``close`` was called.

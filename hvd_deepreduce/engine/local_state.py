@@ -232,6 +232,8 @@ class LocalState(ABC, Generic[G]):
         for place, fragment in enumerate(self.fragments):
             fragment.due, fragment.began, fragment.outer_steps, ends = (state[key][place] for key in FRAGMENT_COUNTS)
             fragment.ends = ends or None
+            if self._every is None:  # it may be a shorter one than that of the state
+                fragment.due = min(fragment.due, self.clock + self.local.every)
 
     def check_counts(self, state: object, keys: set[str]) -> None:
         """
@@ -312,6 +314,8 @@ class LocalState(ABC, Generic[G]):
             ValueError: as ``LocalSGD.load_state_dict``; nothing has changed then.
         """
         self.check_idle("load_state_dict")
+        if reshard is True:  # the outer step takes the mean of what the residuals have, at a learning rate of its own
+            reshard = "mean"
         if reshard is False:
             own = state
         elif isinstance(state, Mapping) or not isinstance(state, Iterable):

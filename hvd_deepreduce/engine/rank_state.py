@@ -47,7 +47,7 @@ _EXCHANGES: dict[type[ExchangeSettings], type[Exchange]] = {
 """At one level, and not over MPI."""
 
 
-CLOSED = "this DeepReduce was closed: create a new one on every rank, with a new optimizer or tape"
+CLOSED = "this was closed, by close(): create a new one on every rank, with a new optimizer or tape"
 
 
 class Snapshot(NamedTuple):

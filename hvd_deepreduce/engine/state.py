@@ -244,9 +244,8 @@ def _residual(name: str, given: object, parameter: Parameter | None) -> Floats:
             f"{list(parameter.shape)}"
         )
     if given.dtype != parameter.accumulated_in:
-        raise ValueError(
-            f"{what} is {given.dtype}; it must be {parameter.accumulated_in}, in this machine's byte order"
-        )
+        order = ", in this machine's byte order" * (given.dtype.newbyteorder("=") == parameter.accumulated_in)
+        raise ValueError(f"{what} is {given.dtype}; it must be {parameter.accumulated_in}{order}")
     flat: Floats = np.require(given.reshape(-1), requirements=["C", "A"])
     if not deferred.finite(flat):
         raise ValueError(

@@ -152,7 +152,11 @@ class LocalSGD(LocalSGDBase, tf.keras.callbacks.Callback, Restorable):  # type: 
         self.sync()
 
     def on_train_end(self, logs: Any = None) -> None:
-        self.sync()
+        if self._takes_part("sync"):
+            # With use_ema Keras has just written this rank's own averages into the variables.
+            optimizer = self._own_optimizer()
+            averages = getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False)
+            self._updates.sync(anyway=bool(averages))
 
 
 def _trained(model: Any) -> list[tf.Variable]:

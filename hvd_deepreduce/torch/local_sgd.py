@@ -217,6 +217,9 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
                 f"has counted no steps and begun no exchange: call step() of {name} in its place, and give {name} to "
                 "whatever steps the optimizer"
             )
+        updates = self._updates
+        if call == "step" and updates.clock == 0 and updates.anchors and updates.peers is None:
+            updates.begin_anew()  # other weights may have been loaded since something has read the state
         return super()._takes_part(call)
 
     def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
@@ -277,7 +280,8 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
         Args:
             state_dict: what ``state_dict`` returned on this rank. With ``reshard``, a list of what it returned on each
                 rank, in the order of the ranks; a rank takes the optimizer's state of one of them.
-            reshard: as in ``DeepReduce.load_state_dict``.
+            reshard: load the states of any number of ranks. True or "mean" preserves the residuals' mean over all
+                ranks, which is what the anchor has still to get; "sum" their sum.
 
         Raises:
             RuntimeError: an exchange is in flight; or ``close`` was called.

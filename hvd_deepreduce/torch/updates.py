@@ -218,6 +218,14 @@ class Updates(LocalExchanges[torch.Tensor]):
             how = f"parameters were unfrozen (requires_grad), or given to the optimizer, after {self.kind} was made"
             unknown = (self._names.get(id(one), f"of shape {list(one.shape)}") for one in late[:5])
             raise not_exchanged(self.kind, how, unknown)
+        pairs = zip(self.parameters, self.tensors, strict=True)
+        other = [one.name for one, tensor in pairs if accumulated_in(tensor).itemsize != one.accumulated_in.itemsize]
+        if other:
+            names = ", ".join(other[:5])
+            raise RuntimeError(
+                f"parameters were converted to float64, or from it, after {self.kind} was made: {names}. Convert the "
+                f"model, and then make the optimizer and {self.kind}"
+            )
 
     def frozen(self) -> list[int]:
         return [number for number, trained in enumerate(map(IS_TRAINED, self.tensors)) if not trained]

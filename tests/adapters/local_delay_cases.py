@@ -275,6 +275,35 @@ def a_state_is_not_saved_after_an_error():
         job.optimizer.close()
 
 
+@case
+def a_layer_that_is_trained_again_while_an_exchange_is_in_flight():
+    """It keeps what it has done since then. The exchanges begin after the steps 4, 8 and 12, and end two later."""
+    job = Job(every=4, delay=2)
+    layer = job.model[2]
+    for step in range(14):
+        layer.requires_grad_(not 4 <= step < 12)
+        job.run(step, step + 1)
+    anchor = job.optimizer.state_dict()["local_sgd"]["anchors"]["2.weight"]
+    assert (layer.weight - anchor).abs().max() > 1e-3
+    job.check_same()
+
+
+@case
+def states_of_another_number_of_ranks_keep_the_mean_of_the_residuals():
+    job = Job(every=2).run(6)
+    job.optimizer.sync()
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, job.optimizer.state_dict())
+    held = [state["local_sgd"]["compression"]["residuals"]["2.weight"] for state in states]
+    group = [dist.new_group([rank]) for rank in range(len(states))][dist.get_rank()]
+    model = copy.deepcopy(job.model)
+    alone = LocalSGD(torch.optim.AdamW(model.parameters(), 0.01), model, BUCKETS, process_group=group, every=2)
+    alone.load_state_dict(states, reshard=True)
+    kept = alone.state_dict()["local_sgd"]["compression"]["residuals"]["2.weight"]
+    assert kept.any()
+    torch.testing.assert_close(kept, sum(held) / len(held))
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.set_num_threads(1)

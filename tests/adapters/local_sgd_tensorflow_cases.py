@@ -331,6 +331,19 @@ def other_scopes_exchanges_and_dtypes():
 
 
 @case
+def averages_that_keras_writes_at_the_end():
+    """With use_ema each rank's own, also where the last step was an exchange."""
+    x, y = batch(0, hvd.rank())
+    for every in (3, 4):
+        model = network()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), loss)
+        local = LocalSGD(model, LOSSY, every=every)
+        model.fit(x, y, 4, 3, verbose=0, callbacks=[local])
+        assert local.state_dict()["clock"] == 12 and same_everywhere(model)
+
+
+@case
 def keras_saves_and_restores_its_state():
     x, y = batch(0, hvd.rank())
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

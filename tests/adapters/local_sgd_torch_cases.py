@@ -324,6 +324,43 @@ def an_evaluation_in_inference_mode():
 
 
 @case
+def weights_that_are_loaded_before_the_first_step():
+    """Also if something has read the state before, as Accelerate does, or all ranks have evaluated."""
+    trained = Trainer("adam", LOSSY, every=3)
+    trained.train(6)
+    trained.optimizer.sync()
+    flats = []
+    for between in (lambda one: None, lambda one: one.load_state_dict(one.state_dict()), LocalSGD.sync):
+        trainer = Trainer("adam", LOSSY, seed=1, every=3)
+        between(trainer.optimizer)
+        trainer.model.load_state_dict(trained.model.state_dict())
+        trainer.train(4)
+        trainer.optimizer.sync()
+        flats.append(trainer.flat())
+    assert np.abs(flats[0] - trained.flat()).max() < 0.1
+    np.testing.assert_array_equal(flats[0], flats[1])
+    np.testing.assert_array_equal(flats[0], flats[2])
+
+
+@case
+def a_model_that_is_converted_afterwards():
+    trainer = Trainer("adam", LOSSY, every=2)
+    trainer.model.double()
+    with pytest.raises(RuntimeError, match="converted to float64, or from it, after LocalSGD was made: 0.weight, 0"):
+        trainer.train(2)
+
+
+@case
+def a_shorter_period_after_a_load():
+    saved = Trainer("adam", LOSSY, every=50)
+    saved.train(5)
+    trainer = Trainer("adam", LOSSY, every=4)
+    trainer.load(saved.saved())
+    trainer.train(4, 5)
+    assert trainer.state()["began"] == [9]
+
+
+@case
 def what_is_assigned_is_the_wrapped_optimizers():
     trainer = Trainer("adam", LOSSY, every=2)
     wrapper, inner = trainer.optimizer, trainer.optimizer.inner
