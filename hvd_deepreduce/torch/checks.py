@@ -131,10 +131,12 @@ class Optimizers:
 
     def _look_for_idle(self, reduced: AbstractSet[int]) -> None:
         """At the first step, warns on rank 0 of parameters that need gradients, and that no optimizer trains."""
-        every = chain(reduced, *(map(id, one._requires_update) for one in self.search()))
+        collectives = self._engine.collectives
+        if not collectives.speaks() or collectives.size() == 1:
+            return
+        every = chain(reduced, *(map(id, one._requires_update) for one in self.known()))
         known, tensors = set(every), self._owners.tensors
         idle = [name for name, one in tensors.items() if one.requires_grad and id(one) not in known]
-        collectives = self._engine.collectives
-        if idle and collectives.speaks() and collectives.size() > 1:
+        if idle:
             names = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
             _log.warning(IDLE.format(names=names))
