@@ -267,7 +267,7 @@ def a_distributed_checkpoint_resumes_bit_equal_and_on_other_meshes():
                 dcp.load({"optimizer": checkpointed(other.optimizer, folder)}, checkpoint_id=folder)
             assert any("were saved within a period" in text for text in texts) is (replicas == 1), options
             for one, expected in zip(full_sums(other, other.residuals()), sums, strict=True):
-                torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(one, replicas / 2 * expected, rtol=1e-5, atol=1e-6)  # the mean stays
             assert replicas == 4 or torch.equal(other.whole(), whole)
             other.ended(4, 9).check_same()
 
