@@ -194,7 +194,7 @@ class Config(Settings):
     @model_validator(mode="after")
     def _check_mode(self) -> Config:
         if self.mode == "auto" and (self.local is not None or self.memory.has_velocity):
-            reason = "local is given, and updates are always compressed"
+            reason = "the updates of LocalSGD (local) are always compressed"
             if self.local is None:
                 reason = f"memory is {self.memory.name!r}, which gives a momentum to compressed gradients only"
             raise ConfigError(f"mode is 'auto', and {reason}: set mode to 'always', or leave it out")
