@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,13 @@ from hvd_deepreduce.engine.state import Reshard, State
 from hvd_deepreduce.engine.stats import Report, Stats
 
 C = TypeVar("C", bound="GradientCompression")
+
+EARLY = (
+    "state_dict was called between backward() and step(), or after an error there: a job that continues from it loses "
+    "what this step has sent, which is neither in the model nor in the residuals. Call it after step(); after an "
+    "error, go on from an earlier checkpoint"
+)
+_warn_once = lru_cache(logging.getLogger("hvd_deepreduce").warning)
 
 
 class GradientCompression(Reporting):
@@ -66,6 +75,11 @@ class GradientCompression(Reporting):
 
     def _settle(self) -> None:
         """Waits for what was enqueued on GPUs, on whatever stream: residuals are read on another one."""
+
+    def _check_early(self) -> None:
+        """Warns, for ``state_dict``, if gradients are in flight."""
+        if self._engine.in_flight:
+            _warn_once(EARLY)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

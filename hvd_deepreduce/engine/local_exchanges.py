@@ -45,7 +45,7 @@ STAY_TOGETHER = (
 )
 FAILED = (
     "an exchange of updates has failed, and a part of what it took from the residuals is lost: to go on after its "
-    "error, load a state into the model and LocalSGD on all ranks"
+    "error, load an earlier state into the model and LocalSGD on all ranks"
 )
 
 
@@ -360,6 +360,9 @@ class LocalExchanges(LocalState[G]):
             for number in self.held(numbers):
                 parameter, rests = self.parameters[number], number in resting
                 fragment.tickets[number] = fragment.reducer.start(parameter, updates[number], True, rests)
+        except (KeyboardInterrupt, SystemExit):  # ``state_dict`` cannot wait for it
+            fragment.forget()
+            raise
         finally:
             engine.feedback = True
         fragment.present, fragment.ends, fragment.resting = proposal.present, proposal.ends, resting
@@ -549,6 +552,8 @@ class LocalExchanges(LocalState[G]):
     def _apply(self, fragment: Fragment[G]) -> None:
         for number in fragment.resting:  # what a codec makes of zeros is not theirs
             fragment.updates.pop(number, None)
+        names = {self.parameters[number].name for number in self.held(fragment.numbers)}
+        self.engine.in_flight |= names  # an error leaves a part of the step in the parameters
         with self.engine.receiving():  # all ranks do the same
             if fragment.updates or not fragment.resting:
                 self.outer_step(fragment)
@@ -556,6 +561,7 @@ class LocalExchanges(LocalState[G]):
             fragment.updates = {}
             if fragment.present:
                 self.follow_anchor(fragment)
+        self.engine.in_flight -= names
 
     def _receive(self, fragment: Fragment[G]) -> None:
         """Waits for the means."""
@@ -585,6 +591,8 @@ class LocalExchanges(LocalState[G]):
                     raise
         if self._error is not None:
             raise self._error
+        if self.peers is None and self.engine.in_flight:
+            raise RuntimeError(FAILED)
 
     def follow_anchor(self, fragment: Fragment[G]) -> None:
         """Lets the fragment's parameters follow, as ``follow``."""

@@ -24,7 +24,8 @@ class LocalSGDBase(Reporting):
     - What is not trained, such as the statistics of batch normalization, is not exchanged, as under Horovod.
     - What is frozen later, on all ranks at the same step, is in the next exchange with what was done before. From then
       on it is the anchor, which does not move, and its residual and outer momentum wait until it is trained again. With
-      ``times``, or through a store, it goes on to be exchanged.
+      ``times``, or through a store, it goes on to be exchanged; so it does while it has gradients, since an optimizer
+      steps whatever has them.
     - A step that a loss scale skips counts as a local step, so that the ranks stay in step.
     - If a rank has NaN or infinity in its parameters when an exchange begins, all ranks discard what they have done
       since the last one and continue from the anchor; residuals stay. State of that rank's optimizer that is not finite
@@ -105,7 +106,7 @@ class LocalSGDBase(Reporting):
 
         Raises:
             ContainerError: as ``step``.
-            RuntimeError: ``close`` was called.
+            RuntimeError: an exchange has failed, so that there is no state to go on from; or ``close`` was called.
             TimeoutError: with ``fragments`` and a ``delay``, under ``torch.distributed``, another rank does not call it
                 after this step.
         """

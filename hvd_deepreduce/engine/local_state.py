@@ -296,7 +296,7 @@ class LocalState(ABC, Generic[G]):
 
         Raises:
             ContainerError: of an exchange in flight.
-            RuntimeError: ``close`` was called.
+            RuntimeError: an exchange has failed; or ``close`` was called.
         """
         self.engine.check_open()
         self.settle()

@@ -416,7 +416,8 @@ class StorePeers(Peers[G]):
             if apart := message.apart(said):
                 raise MismatchError(
                     f"this peer, {self.store.peer}, has another {' and '.join(apart)} than peer {peer}: begin with the "
-                    "same settings and parameters, or load a state of this job"
+                    "same settings and parameters, or load a state of this job. If an earlier job has used this place, "
+                    "give all peers a new one"
                 )
         return messages
 

@@ -161,6 +161,7 @@ class DeepReduce(Compression, Compressor, Restorable):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, as NumPy arrays, and step counts. Ranks differ: each saves and loads its own."""
+        self._check_early()
         return self._engine.state_dict()
 
     def _load(self, state: State, reshard: Reshard) -> None:

@@ -113,6 +113,7 @@ class DeepReduceState(GradientCompression):
             RuntimeError: states were loaded with ``reshard``, and the first iteration has yet to divide them.
         """
         if self._buckets is not None:
+            self._check_early()
             return self._buckets.state_dict()
         state, reshard = self._loaded or ({}, False)
         if reshard is not False:

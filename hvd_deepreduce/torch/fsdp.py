@@ -103,6 +103,7 @@ class Replicas(GradientCompression):
         reducing[self] = self._known
 
     def state_dict(self) -> dict[str, Any]:
+        self._check_early()
         return {**self._buckets.state_dict(), "shard": self._shards.place()}
 
     def _settle(self) -> None:

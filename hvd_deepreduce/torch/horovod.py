@@ -9,10 +9,9 @@ number of ranks for Sum, whatever the options), and ``decompress`` applies it to
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,6 @@ BROADCAST = (
     "DeepReduce has one; or load the same checkpoint on all ranks. Horovod's call refuses bfloat16: there, call "
     "model.load_state_dict(hvd.broadcast_object(model.state_dict(), 0))"
 )
-EARLY = (
-    "state_dict was called between backward() and step(): a job that continues from it loses what this step has sent, "
-    "which is neither in the model nor in the residuals. Call it after step()"
-)
-_warn_once = lru_cache(logging.getLogger("hvd_deepreduce").warning)
 _HOST = torch.device("cpu")
 _DEVICE = attrgetter("device")
 _models: weakref.WeakKeyDictionary[DeepReduce, set[int]] = weakref.WeakKeyDictionary()
@@ -132,8 +126,7 @@ class DeepReduce(Compression, Compressor):  # type: ignore[misc]
         self._engine.set_config(new)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._engine.in_flight:
-            _warn_once(EARLY)
+        self._check_early()
         self._settle()
         return as_tensors(self._engine.state_dict())
 

@@ -141,6 +141,12 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
                 "tensors, as partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
             )
         names, pairs = trained(optimizer, model, process_group, store is not None, "LocalSGD", LINE)
+        if hasattr(optimizer, "train") and hasattr(optimizer, "eval"):
+            raise TypeError(
+                f"{type(optimizer).__name__} has train() and eval(), as schedule-free optimizers have. They change the "
+                "parameters between steps by what the optimizer keeps, which LocalSGD would exchange as progress: give "
+                "it another optimizer"
+            )
         refuse_reduced(pairs.values())
         self._reductions = Reductions(list(pairs.values()))
         self.inner, self._steps = optimizer, Steps(optimizer)
@@ -171,7 +177,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
     param_groups, state, defaults = map(_of_inner, ("param_groups", "state", "defaults"))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_optimizer_"):  # its hooks
+        if name.startswith("_optimizer_") or name in ("train", "eval"):  # its hooks; a schedule-free one
             return getattr(self.inner, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
@@ -201,6 +207,8 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
             ContainerError: a container cannot be decoded; names its rank. Raised on all ranks; the parameters are then
                 those before the exchange.
         """
+        if torch.compiler.is_compiling():  # a function that calls this; nothing here can be traced
+            return torch.compiler.disable(self.step)(closure)  # type: ignore[no-untyped-call, no-any-return]
         takes_part = self._takes_part("step")
         self._reductions.check()
         result = self._inner_step(closure)
@@ -218,7 +226,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
                 "whatever steps the optimizer"
             )
         updates = self._updates
-        if call == "step" and updates.clock == 0 and updates.anchors and updates.peers is None:
+        if call == "step" and not updates.clock and updates.anchors and not any(updates.counts()["outer_steps"]):
             updates.begin_anew()  # other weights may have been loaded since something has read the state
         return super()._takes_part(call)
 
@@ -268,7 +276,7 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
 
         Raises:
             ContainerError: as ``step``.
-            RuntimeError: ``close`` was called.
+            RuntimeError: an exchange has failed, so that there is no state to go on from; or ``close`` was called.
         """
         updates = self._updates.state_dict()  # first: it may let the wrapped optimizer's state begin anew
         return {**self.inner.state_dict(), "local_sgd": updates}
@@ -392,6 +400,12 @@ def trained(
         others: whether the replicas of the model are in jobs of their own.
         call, line: what the user has called, and how to, for errors.
     """
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # PyTorch's constructor was not called
+        raise TypeError(
+            f"the first argument of {call} is {type(optimizer).__name__}, which holds an optimizer and is none of "
+            f"PyTorch's: give {call} the optimizer that it holds, and {call} to what wraps optimizers, as "
+            f"accelerator.prepare({call}(...))"
+        )
     every = named_parameters(model, f"the second argument of {call}", line)
     refuse_wrapped(optimizer, model, every, process_group, others, call)
     names = {id(tensor): name for name, tensor in every.items()}

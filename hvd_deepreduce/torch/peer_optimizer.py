@@ -204,6 +204,8 @@ class PeerOptimizer(LocalSGD):
             ContainerError: what a peer has sent cannot be decoded.
             RuntimeError: another rank of this peer has failed; or ``close`` was called.
         """
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self.step)(closure)  # type: ignore[no-untyped-call, no-any-return]
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -28,7 +28,6 @@ from hvd_deepreduce.torch.distributed import DistributedCollectives
 from hvd_deepreduce.torch.owners import described, of_shard, with_plain_names
 from hvd_deepreduce.torch.rendezvous import Rendezvous
 from hvd_deepreduce.torch.tensors import (
-    IS_TRAINED,
     TorchTensors,
     accumulated_in,
     as_tensors,
@@ -228,7 +227,11 @@ class Updates(LocalExchanges[torch.Tensor]):
             )
 
     def frozen(self) -> list[int]:
-        return [number for number, trained in enumerate(map(IS_TRAINED, self.tensors)) if not trained]
+        return [
+            number
+            for number, one in enumerate(self.tensors)
+            if not one.requires_grad and one.grad is None  # with a gradient, the optimizer steps it
+        ]
 
     def update(self, number: int) -> torch.Tensor:
         base = self._near(number, (self.bases or self.anchors)[number])

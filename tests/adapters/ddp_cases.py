@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hvd_deepreduce import Config, ConfigError, ContainerError
 from hvd_deepreduce.codecs.interfaces import RngKey
-from hvd_deepreduce.engine import MismatchError, dense_or_compressed
+from hvd_deepreduce.engine import MismatchError, compression, dense_or_compressed
 from hvd_deepreduce.pipeline import Pipeline
 from hvd_deepreduce.torch import SignMomentum, ddp, rendezvous
 from hvd_deepreduce.torch.distributed import DistributedCollectives
@@ -40,6 +40,7 @@ from tests import cuda_emulator
 from tests.adapters.common import LOSSLESS, LOSSY, check_close, on
 from tests.adapters.compilations import noted
 from tests.adapters.driven_buckets import compare_with_host
+from tests.adapters.optimizer_warnings import heard
 from tests.adapters.scopes import TWO_LEVELS, ranks_of_node
 from tests.adapters.tcp import check_stats
 from tests.adapters.torch_job import Given, TorchJob, batch, flat, loss_of, network
@@ -278,6 +279,10 @@ def an_error_while_decoding_on_one_rank():
             with decoding_fails(dist.get_rank() == size - 1):
                 job.step(2)
         assert np.array_equal(before, job.flat()) == behind
+        compression._warn_once.cache_clear()
+        with heard("hvd_deepreduce") as texts:
+            job.compression.state_dict()
+        assert texts == [compression.EARLY] * behind
         match = "INTERNAL ASSERT" if behind else f"an error has left {ranks} rank.* behind: other ranks may"
         with pytest.raises(RuntimeError, match=match):
             job.step(3)
@@ -955,6 +960,9 @@ def local_updates_without_horovod():
         local_sgd(model, None, process_set=3)
 
 
+FAILED = "an exchange of updates has failed"
+
+
 @case
 def an_error_of_one_rank_in_local_updates_is_one_of_all():
     """Before it votes, and while it encodes; the others do not wait for it."""
@@ -974,7 +982,9 @@ def an_error_of_one_rank_in_local_updates_is_one_of_all():
                     patch.setattr(*where, broken)
                 with pytest.raises((RuntimeError, ValueError), match="no ink" if mine else said):
                     local_steps(model, optimizer, 3, 4)
-            with pytest.raises(RuntimeError, match="an error has left|an exchange of updates has failed"):
+            with nullcontext() if failing == "vote" else pytest.raises(RuntimeError, match=FAILED):
+                optimizer.state_dict()  # a part of the updates is in no residual
+            with pytest.raises(RuntimeError, match=f"an error has left|{FAILED}"):
                 local_steps(model, optimizer, 4, 6)
             optimizer.close()
     # While it decodes: the others hear it in their next step check. Then all load a state.
@@ -984,6 +994,8 @@ def an_error_of_one_rank_in_local_updates_is_one_of_all():
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     with pytest.raises(MemoryError) if mine else nullcontext(), decoding_fails(mine):
         local_steps(model, optimizer, 4, 6)
+    with pytest.raises(RuntimeError, match=FAILED) if mine else nullcontext():
+        optimizer.state_dict()
     if not mine:
         with pytest.raises(MismatchError, match="an error has left 1 rank behind"):
             local_steps(model, optimizer, 6, 8)

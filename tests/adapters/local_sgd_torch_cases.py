@@ -343,6 +343,24 @@ def weights_that_are_loaded_before_the_first_step():
 
 
 @case
+def a_layer_that_needs_no_gradient_while_it_is_stepped():
+    """As a discriminator during the generator's pass, where both optimizers step afterwards."""
+    flats = []
+    for frozen in (False, True):
+        trainer = Trainer("adam", LOSSY, every=3)
+        for step in range(7):
+            trainer.optimizer.zero_grad()
+            loss_of(trainer.model, step, hvd.rank()).backward()
+            trainer.freeze(frozen)
+            trainer.optimizer.step()
+            trainer.freeze(False)
+        trainer.optimizer.sync()
+        flats.append(trainer.flat())
+    np.testing.assert_array_equal(*flats)
+    assert len(set(hvd.allgather_object(flats[1].tobytes()))) == 1
+
+
+@case
 def a_model_that_is_converted_afterwards():
     trainer = Trainer("adam", LOSSY, every=2)
     trainer.model.double()
@@ -384,6 +402,19 @@ def a_model_whose_first_parameter_has_another_name_gets_an_error():
         trainer.train(1)
 
 
+class Holds(torch.optim.Optimizer):
+    """As that of Accelerate's ``prepare``."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
+class ScheduleFree(torch.optim.SGD):
+    def train(self): ...
+
+    def eval(self): ...
+
+
 @case
 def wrong_uses_get_an_error():
     trainer = Trainer("adam", LOSSY, every=1)
@@ -398,6 +429,10 @@ def wrong_uses_get_an_error():
         hvd.DistributedOptimizer(trainer.optimizer, model.named_parameters())
     with pytest.raises(TypeError, match="the first argument of LocalSGD is Sequential"):
         LocalSGD(model, inner())
+    with pytest.raises(TypeError, match=r"Holds, which holds an optimizer.*accelerator.prepare\(LocalSGD"):
+        LocalSGD(Holds(inner()), model)
+    with pytest.raises(TypeError, match=r"ScheduleFree has train\(\) and eval\(\)"):
+        LocalSGD(ScheduleFree(model.parameters()), model)
     with pytest.raises(TypeError, match="the second argument of LocalSGD is str"):
         LocalSGD(inner(), "topk_model")
     with pytest.raises(ValueError, match="do not belong to the model"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -150,6 +151,26 @@ def test_two_processes_with_one_peer_number_are_an_error(tmp_path):
     train(0), train(1), train(1)
     with pytest.raises(MismatchError, match="another process sends as peer 0 now: give each process .* a peer number"):
         train(0)
+
+
+def test_weights_that_are_loaded_before_the_first_step(tmp_path):
+    """After something has read the state, as Accelerate does. The step is in a function that torch.compile traces."""
+    flats = []
+    for reads, compiled in product((False, True), (False, True)):
+        model, store = torch.nn.Linear(4, 4), SharedStore(tmp_path / str(len(flats)), peer=0, peers=1)
+        optimizer = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, LOSSY, every=2, store=store)
+        if reads:
+            optimizer.load_state_dict(optimizer.state_dict())
+        torch.manual_seed(1)
+        model.reset_parameters()
+        step = torch.compile(lambda of: of.step(), backend="eager") if compiled else LocalSGD.step
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 4)).square().sum().backward()
+            step(optimizer)
+        optimizer.sync()
+        flats.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+    assert all(torch.equal(flats[0], one) for one in flats[1:])
 
 
 def test_settings_that_peers_cannot_have(tmp_path):

@@ -97,7 +97,8 @@ def test_a_compressed_step_forgets_which_residuals_were_sent():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [({"memory": {"name": "dgc", "momentum": 0.9}}, "mode is 'auto', and memory is 'dgc'"),
-     ({"local": {"every": 4}}, "mode is 'auto', and the updates of LocalSGD"), ({"mode": "sometimes"}, "mode is 'sometimes'")],
+     ({"local": {"every": 4}}, "mode is 'auto', and the updates of LocalSGD"),
+     ({"mode": "sometimes"}, "mode is 'sometimes'")],
 )  # fmt: skip
 def test_settings_that_do_not_go_together(settings, said):
     with pytest.raises(ConfigError, match=said):
