@@ -37,5 +37,6 @@ def in_flight(parameter: Parameter) -> RuntimeError:
     return RuntimeError(
         f"the gradient of {parameter.name} is still in flight: call optimizer.step() or optimizer.synchronize() before "
         "the next backward(). One hvd.DistributedOptimizer alone may have the parameter; for several backward() in a "
-        "step, give it backward_passes_per_step"
+        "step, give it backward_passes_per_step. In an elastic job of which a rank has failed, DeepReduce must be in "
+        "the state: TorchState(..., compression=compression)"
     )

@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -45,8 +45,9 @@ class Restorable(tf.train.experimental.PythonState):  # type: ignore[misc]
 class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Saves a DeepReduce after each epoch of ``model.fit``, and restores it where training is resumed.
 
-    Use it together with ``tf.keras.callbacks.BackupAndRestore``, which does the same for model and optimizer. Like that
-    callback, it deletes its file at the end of training. Give it to all ranks: each has a file of its own.
+    Use it together with ``tf.keras.callbacks.BackupAndRestore``, which does the same for model and optimizer, with the
+    same ``save_freq``: residuals of another step would send gradients twice, or lose them. Like that callback, it
+    deletes its file at the end of training. Give it to all ranks: each has a file of its own.
 
     Args:
         compression: what the optimizer was given.
@@ -54,16 +55,26 @@ class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         delete: delete the file at the end of training.
         reshard: restore the files of any number of ranks; as in ``DeepReduce.load_state_dict``. All ranks must see the
             folder.
+        save_freq: "epoch", or after how many batches; as that of ``BackupAndRestore``.
     """
 
     def __init__(
-        self, compression: Restorable, folder: str | Path, delete: bool = True, reshard: Reshard = False
+        self,
+        compression: Restorable,
+        folder: str | Path,
+        delete: bool = True,
+        reshard: Reshard = False,
+        save_freq: int | Literal["epoch"] = "epoch",
     ) -> None:
+        if save_freq != "epoch" and (type(save_freq) is not int or save_freq < 1):
+            raise ValueError(f"save_freq is {save_freq!r}; it must be 'epoch' or a number of batches, 1 or more")
         super().__init__()
         self.compression = compression
         self.path = _path(folder, hvd.rank())
         self.delete = delete
         self.reshard = reshard
+        self.save_freq = save_freq
+        self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.reshard is False:
@@ -72,7 +83,20 @@ class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         elif _path(self.path.parent, 0).exists():
             self.compression.load_state_dict(_states(self.path.parent), reshard=self.reshard)
 
+    def _implements_train_batch_hooks(self) -> bool:  # else Keras would not call it for each batch
+        return self.save_freq != "epoch"
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        if self._batches == self.save_freq:
+            self._batches = 0
+            self._save()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.save_freq == "epoch":
+            self._save()
+
+    def _save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(".part")
         part.write_bytes(self.compression.serialize())

@@ -19,6 +19,7 @@ import tensorflow as tf
 from hvd_deepreduce.codecs.interfaces import U8, Floats
 from hvd_deepreduce.horovod import HINT, NOBODY_CAME, WARN_SECONDS, HorovodCollectives, handshake_seconds
 from hvd_deepreduce.ops import arrays
+from hvd_deepreduce.tensorflow.failures import OF_HOROVOD
 
 # More than there are buckets in flight: if all threads waited, the next bucket could not be sent.
 THREADS = 1000
@@ -140,7 +141,7 @@ class TensorFlowCollectives(HorovodCollectives):
 
     def _operate(self, operation: Callable[..., Any], name: str, *given: tf.Tensor) -> Any:
         with tf.device("CPU:0"):
-            return operation(*given, name=f"{self.prefix}.{name}", process_set=self.process_set)
+            return operation(*given, name=f"{OF_HOROVOD}.{self.prefix}.{name}", process_set=self.process_set)
 
     def close(self) -> None:
         """Ends the threads that are idle; others after their allgather."""

@@ -26,6 +26,7 @@ from hvd_deepreduce.engine import Engine, Parameter, rows
 from hvd_deepreduce.engine.graph.slots import Graph, Slot
 from hvd_deepreduce.engine.graph.steps import Steps
 from hvd_deepreduce.exchange import traffic
+from hvd_deepreduce.tensorflow.failures import numpy_function
 from hvd_deepreduce.tensorflow.graph import conditionals
 from hvd_deepreduce.wire.standalone import ContainerError
 
@@ -101,7 +102,7 @@ def count(found: Iterable[Found], graph: Graph, number: tf.Tensor, engine: Engin
     for one in found:
         dense = tf.reduce_prod(tf.cast(one.own.dense_shape, tf.int64)) * one.values.dtype.size
         inputs = [_bytes(one.own.values, one.own.indices), _bytes(one.values, one.indices), dense, number]
-        _always(one, tf.numpy_function(add, inputs, tf.int64, name="deepreduce_sparse"))
+        _always(one, numpy_function(add, inputs, tf.int64, "deepreduce_sparse"))
 
 
 def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps: Steps) -> None:
@@ -155,10 +156,10 @@ def compress(found: Found, slot: Slot, number: tf.Tensor, engine: Engine, steps:
 
     types = [own.values.dtype, own.indices.dtype]
     inputs = [own.values, own.indices, own.dense_shape, number]
-    sent = tf.numpy_function(encode, inputs, types, name="deepreduce_encode_slices")
+    sent = numpy_function(encode, inputs, types, "deepreduce_encode_slices")
     readers = [list(one.consumers()) for one in (found.values, found.indices)]
     inputs = [found.values, found.indices, own.dense_shape, number]
-    reduced = tf.numpy_function(decode, inputs, types, name="deepreduce_decode_slices")
+    reduced = numpy_function(decode, inputs, types, "deepreduce_decode_slices")
     _always(found, reduced[0])
     for before, after, row in ((own.values, sent[0], found.shape[1:]), (own.indices, sent[1], [])):
         after.set_shape(tf.TensorShape([None]).concatenate(row))

@@ -22,6 +22,7 @@ from hvd_deepreduce.engine.graph.slots import Graph, Slot
 from hvd_deepreduce.horovod import SAME_STEPS
 from hvd_deepreduce.ops import device
 from hvd_deepreduce.tensorflow.collectives import TensorFlowCollectives
+from hvd_deepreduce.tensorflow.failures import OF_HOROVOD, numpy_function, told
 from hvd_deepreduce.tensorflow.graph import conditionals, without_order
 from hvd_deepreduce.tensorflow.handshake import Handshake
 from hvd_deepreduce.tensorflow.native import Library, NativeUnit, library
@@ -113,7 +114,7 @@ class Operations:
                 buckets.begin(graph, number, place=True)
             return np.int64(number), np.bool_(dense)
 
-        number, dense = tf.numpy_function(count, [], [tf.int64, tf.bool], name="deepreduce_run")
+        number, dense = numpy_function(count, [], [tf.int64, tf.bool], "deepreduce_run")
         number.set_shape([])
         dense.set_shape([])
         without_order(number.op)
@@ -135,14 +136,14 @@ class Operations:
             buckets.begin(graph, int(number), place=True)
             return number
 
-        word = tf.numpy_function(speak, [number], tf.float64, name="deepreduce_word")
+        word = numpy_function(speak, [number], tf.float64, "deepreduce_word")
         word.set_shape([step_check.WORDS])
         # Functions of another name on another rank (use_generic_names of the tape) have their step checks in common.
-        name = f"deepreduce_step_check_{handshake.number}_{graph.index}"
+        name = f"{OF_HOROVOD}_deepreduce_step_check_{handshake.number}_{graph.index}"
         total = hvd.allreduce(
             word, op=hvd.Sum, name=name, ignore_name_scope=True, process_set=self._collectives.process_set
         )
-        heard = tf.numpy_function(hear, [total, number], tf.int64, name="deepreduce_heard")
+        heard = numpy_function(hear, [total, number], tf.int64, "deepreduce_heard")
         heard.set_shape([])
         for operation in (word.op, total.op, heard.op):
             without_order(operation)
@@ -200,7 +201,7 @@ class Operations:
         """
         gpu = self.gpu
         if not gpu:
-            results: list[tf.Tensor] = tf.numpy_function(function, inputs, types, name=name)
+            results: list[tf.Tensor] = numpy_function(function, inputs, types, name)
             return results
 
         def eager(first: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor]:
@@ -214,7 +215,7 @@ class Operations:
             return [tf.constant(one) if isinstance(one, np.ndarray) else _tensor(one) for one in made]
 
         with tf.device(gpu):
-            results = tf.py_function(tf.autograph.experimental.do_not_convert(eager), inputs, types, name=name)
+            results = tf.py_function(tf.autograph.experimental.do_not_convert(told(eager)), inputs, types, name=name)
         return results
 
 

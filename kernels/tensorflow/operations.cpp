@@ -104,7 +104,11 @@ std::shared_ptr<Unit> find(int64_t id) {
     return found == units.end() ? nullptr : found->second;
 }
 
-absl::Status failed(const std::string& text) { return absl::InternalError(text); }
+// Horovod Elastic goes on after an UnknownError that names its operation, and drops others (tensorflow/failures.py).
+absl::Status failed(const std::string& text) {
+    auto has = [&](const char* part) { return text.find(part) != std::string::npos; };
+    return has("UnknownError") && has("HorovodAllreduce") ? absl::UnknownError(text) : absl::InternalError(text);
+}
 
 // Why the operation of a slot cannot go on, if it cannot. came: whether its gradient must have come. With the mutex held.
 absl::Status check(const Unit& unit, int64_t at, int64_t run, bool came) {

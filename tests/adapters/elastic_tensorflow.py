@@ -1,9 +1,10 @@
-"""An elastic job of test_elastic.py: a third rank joins, and leaves later. Three models, one with each scope, a
-fourth that is trained with LocalSGD, and two more whose DeepReduces are not in the state."""
+"""An elastic job of test_elastic.py: a third rank joins, and leaves later, or is killed. Three models, one with each
+scope, a fourth that is trained with LocalSGD, and two more whose DeepReduces are not in the state."""
 
 import faulthandler
 import hashlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from hvd_deepreduce.tensorflow.elastic import KerasState
 from tests.adapters.elastic import THREE, TWO, digest, note, set_hosts
 from tests.adapters.scopes import SCOPES
 
-FOLDER = Path(sys.argv[1])
+FOLDER, killed = Path(sys.argv[1]), sys.argv[2] == "killed"
 ALL = [{"min_elements": 0}, *SCOPES[:2], {"min_elements": 100, "mode": "auto"}, SCOPES[1]]
 
 faulthandler.dump_traceback_later(240, exit=True)
@@ -71,6 +72,8 @@ def train(state):
     note(FOLDER, event="enters", rank=hvd.rank(), size=hvd.size(), **facts())
     for _ in range(10_000):
         tf.random.set_seed(1000 * state.step + hvd.rank())
+        if killed and state.phase == "three" and hvd.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
         take(tf.random.normal([8, 40]))
         local.step()
         state.step += 1
@@ -81,7 +84,7 @@ def train(state):
                 set_hosts(FOLDER, THREE)
         if state.phase == "two" and hvd.size() == 3:
             state.phase = "three"
-            if hvd.rank() == 0:
+            if hvd.rank() == 0 and not killed:
                 set_hosts(FOLDER, TWO)
         if state.phase == "three" and hvd.size() == 2:
             state.phase, state.last = "two again", state.step + 2

@@ -17,12 +17,12 @@ HERE = Path(__file__).parent
 def run(tmp_path, monkeypatch):
     """Runs a job; returns each process's notes."""
 
-    def run(program, gloo_seconds):
+    def run(program, gloo_seconds, *arguments):
         # After this time a rank gives up another one that was killed, but also one that has just been started: on a
         # loaded machine an import of TensorFlow alone can take as long, and the launcher starts the new rank again.
         monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", str(gloo_seconds))
         hosts = elastic.discovery(tmp_path)
-        done = launch("elastic", 2, HERE / program, str(tmp_path), hosts=hosts, seconds=250, check=False)
+        done = launch("elastic", 2, HERE / program, str(tmp_path), *arguments, hosts=hosts, seconds=250, check=False)
         return elastic.notes(tmp_path), done.stdout
 
     return run
@@ -86,8 +86,8 @@ def test_torch_a_rank_joins_and_is_killed(run):
     assert came["steps"][3] == [0]  # the fourth are compared at a step
 
 
-def test_tensorflow_a_rank_joins_and_leaves(run):
-    notes = run("elastic_tensorflow.py", gloo_seconds=120)  # nobody is killed
-    _, came = of_two_that_stay(*notes, models=(5, 5))
+@pytest.mark.parametrize(("how", "gloo_seconds", "kept"), [("leaves", 120, 5), ("killed", 40, 3)])
+def test_tensorflow_a_rank_joins_and_goes(run, how, gloo_seconds, kept):
+    _, came = of_two_that_stay(*run("elastic_tensorflow.py", gloo_seconds, how), models=(5, kept))
     assert came["densities"] == [0.05] * 3 + [0.01] * 2, came
     assert came["steps"][3:] == [[], []]  # these are compared at a step
