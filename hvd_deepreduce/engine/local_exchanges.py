@@ -341,10 +341,14 @@ class LocalExchanges(LocalState[G]):
             stats.end_step()
         return not heard.discarding
 
+    def _held_names(self, fragment: Fragment[G]) -> set[str]:
+        """Of the parameters whose updates this rank sends."""
+        return {self.parameters[number].name for number in self.held(fragment.numbers)}
+
     def _encode(self, fragment: Fragment[G], proposal: Proposal[G]) -> None:
         """Encodes the updates of a proposal, and starts to send them."""
         engine, updates, numbers = self.engine, proposal.updates, fragment.numbers
-        if not engine.in_flight.isdisjoint(self.parameters[number].name for number in self.held(numbers)):
+        if not engine.in_flight.isdisjoint(self._held_names(fragment)):
             raise RuntimeError(FAILED)
         resting = proposal.resting
         if proposal.present:
@@ -552,7 +556,7 @@ class LocalExchanges(LocalState[G]):
     def _apply(self, fragment: Fragment[G]) -> None:
         for number in fragment.resting:  # what a codec makes of zeros is not theirs
             fragment.updates.pop(number, None)
-        names = {self.parameters[number].name for number in self.held(fragment.numbers)}
+        names = self._held_names(fragment)
         self.engine.in_flight |= names  # an error leaves a part of the step in the parameters
         with self.engine.receiving():  # all ranks do the same
             if fragment.updates or not fragment.resting:

@@ -11,6 +11,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
+from hvd_deepreduce.tensorflow.failures import numpy_function
 from hvd_deepreduce.tensorflow.graph import at_end, current_place, without_order
 from hvd_deepreduce.tools.recorder import Options, Recorder
 
@@ -80,7 +81,7 @@ class Capture(Recorder, Compressor):  # type: ignore[misc]
         recordings = []
         if not self.done:
             # NumPy has no bfloat16.
-            recordings.append(tf.numpy_function(record, [tf.cast(tensor, tf.float32)], []))
+            recordings.append(numpy_function(record, [tf.cast(tensor, tf.float32)], [], "deepreduce_capture"))
             without_order(recordings[0])
         # Horovod names an operation after its tensor, so that one must have the same name on ranks that record nothing.
         with tf.control_dependencies(recordings):

@@ -83,7 +83,7 @@ class SaveState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         elif _path(self.path.parent, 0).exists():
             self.compression.load_state_dict(_states(self.path.parent), reshard=self.reshard)
 
-    def _implements_train_batch_hooks(self) -> bool:  # else Keras would not call it for each batch
+    def _implements_train_batch_hooks(self) -> bool:  # Keras asks; calls for each batch cost time
         return self.save_freq != "epoch"
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -73,8 +73,7 @@ def checkpointed(
         saved: None: to save. To load: the ``checkpoint_id`` of a checkpoint in files, or its reader. It may be of
             another number of shards; and of another number of replicas: then the sum of the residuals over the replicas
             is preserved (LocalSGD: their mean), and replica r takes parameters and optimizer of the saved one with the
-            number r modulo theirs.
-            A peer can load that of another one, and keeps its own residual.
+            number r modulo theirs. A peer can load that of another one, and keeps its own residual.
         name: to load from a checkpoint with several such entries: the key of this one in the ``state_dict`` that was
             saved.
 

@@ -226,7 +226,8 @@ class LocalSGD(LocalSGDBase, torch.optim.Optimizer):
                 "whatever steps the optimizer"
             )
         updates = self._updates
-        if call == "step" and not updates.clock and updates.anchors and not any(updates.counts()["outer_steps"]):
+        begun = updates.clock or any(one.outer_steps for one in updates.fragments)
+        if call == "step" and updates.anchors and not begun:
             updates.begin_anew()  # other weights may have been loaded since something has read the state
         return super()._takes_part(call)
 
