@@ -176,9 +176,14 @@ def _of_torch(file: Path, most: int) -> tuple[dict[str, Any], str]:
             given = torch.load(file, map_location="cpu", weights_only=True)
     except GradientError:
         raise
-    except Exception as error:  # pickle's, PyTorch's and zipfile's
+    except (EOFError, OSError, RuntimeError, zipfile.BadZipFile) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise GradientError(f"{file} cannot be read as PyTorch's: {why}") from None
+    except Exception:  # pickle's, whose texts speak of its machine, or advise to have the file executed
+        raise GradientError(
+            f"{file} cannot be read as PyTorch's: it is something else, or holds other objects than tensors, which are "
+            "not read; save a tensor, or a list or dict of tensors"
+        ) from None
     if isinstance(given, torch.Tensor):
         given = {file.stem: given}
     elif isinstance(given, Sequence):

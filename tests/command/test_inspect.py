@@ -118,10 +118,12 @@ def test_files_that_hold_no_gradient_are_sentences(tmp_path):
     np.save(tmp_path / "whole.npy", np.arange(3))
     np.save(tmp_path / "none.npy", np.empty(0, np.float32))
     torch.save({"a": 1}, tmp_path / "number.pt")
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "module.pt")
     np.save(tmp_path / "one.npy", np.ones(3, np.float32))
     for name, sentence in (
         ("text.npy", "cannot be read as NumPy's"), ("text.npz", "cannot be read as NumPy's"),
-        ("text.pt", "cannot be read as PyTorch's"), ("whole.npy", "whole has the dtype int64"),
+        ("text.pt", "cannot be read as PyTorch's: it is something else"), ("whole.npy", "whole has the dtype int64"),
+        ("module.pt", "save a tensor, or a list or dict of tensors"),
         ("none.npy", "holds no elements"), ("number.pt", "it holds other things"),
     ):  # fmt: skip
         assert sentence in run("inspect", tmp_path / name, code=1)
