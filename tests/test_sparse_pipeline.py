@@ -66,6 +66,13 @@ def test_numel_is_an_integer_of_python():
         SparseTensor(9.0, np.array([1], np.uint32), np.ones(1, np.float32))
 
 
+def test_lists_are_no_arrays():
+    with pytest.raises(TypeError, match="indices are of type list; a NumPy array is needed"):
+        SparseTensor(9, [1], np.ones(1, np.float32))
+    with pytest.raises(TypeError, match="values are of type list"):
+        SparseTensor(9, np.array([1], np.uint32), [1.0])
+
+
 @pytest.mark.parametrize(
     ("numel", "indices", "values", "message"),
     [

@@ -25,7 +25,7 @@ class SparseTensor:
         values: float32 or float64 ``[r]``.
 
     Raises:
-        TypeError: ``numel`` is not an integer.
+        TypeError: ``numel`` is not an integer, or the others are no arrays.
         ValueError: where the three do not fit together.
     """
 
@@ -41,6 +41,9 @@ class SparseTensor:
                 raise TypeError(f"numel is {self.numel!r}; it must be an integer") from None
         if not 0 <= self.numel <= MAX_NUMEL:
             raise ValueError(f"numel is {self.numel}; a sparse tensor holds 0 to 2^32 - 1 elements: split it")
+        for name, given in (("indices", self.indices), ("values", self.values)):
+            if not hasattr(given, "dtype"):
+                raise TypeError(f"{name} are of type {type(given).__name__}; a NumPy array is needed")
         if self.indices.dtype != np.uint32 or self.indices.ndim != 1:
             raise ValueError(f"indices are {self.indices.dtype}{list(self.indices.shape)}; uint32 [r] is needed")
         if self.values.dtype not in (np.float32, np.float64) or self.values.shape != self.indices.shape:
