@@ -69,6 +69,7 @@ class Updates(LocalExchanges[Array]):
             for number, one in enumerate(variables)
         ]
         self.variables = variables
+        self._seen: dict[int, Array] = {}  # values after the last step of what was not trainable then, by number
         self._given_outer, self._trains, self._optimizer = outer, trains, optimizer
         collectives = TensorFlowCollectives(process_set)
         collectives.enroll()
@@ -77,6 +78,7 @@ class Updates(LocalExchanges[Array]):
         self.begin()
 
     def move_anchors(self) -> None:
+        self._seen = {}
         for kept in (self.anchors, self.bases):
             for one, variable in zip(kept, self.variables, strict=bool(kept)):
                 one.assign(tf.cast(variable, one.dtype))
@@ -116,7 +118,22 @@ class Updates(LocalExchanges[Array]):
         if trained is None:
             return []
         ids = set(map(id, trained))
-        return [number for number, one in enumerate(self.variables) if id(one) not in ids]
+        untrained = [number for number, one in enumerate(self.variables) if id(one) not in ids]
+        before, self._seen = self._seen, {number: _flat(self.variables[number]) for number in untrained}
+        return [number for number in untrained if not self._has_changed(number, before.get(number))]
+
+    def _has_changed(self, number: int, before: Array | None) -> bool:
+        """Whether a variable was trained, though its layer is not trainable after the step: a discriminator is not
+        during the generator's. In the first step in which it is not, before a first exchange, the anchor tells;
+        otherwise it is thought to be at rest, as after ``sync``."""
+        if before is None:
+            return not self.clock and bool(self.update(number).any())
+        return not np.array_equal(before, self._seen[number])
+
+    def _note(self, number: int) -> None:
+        """After an exchange has changed a variable."""
+        if number in self._seen:
+            self._seen[number] = _flat(self.variables[number])
 
     def update(self, number: int) -> Array:
         base, own = (self.bases or self.anchors)[number], self.variables[number]
@@ -158,11 +175,13 @@ class Updates(LocalExchanges[Array]):
             own.assign(taken)
         if self.bases:
             self.bases[number].assign(anchor)
+        self._note(number)
 
     def take_back(self, number: int, start: tf.Tensor, unsent: Array) -> tf.Tensor:
         own = self.variables[number]
         moved = tf.cast(tf.cast(start, unsent.dtype) + tf.reshape(tf.constant(unsent), own.shape), own.dtype)
         own.assign_add(moved - start)
+        self._note(number)
         return moved
 
     def renew(self, numbers: Sequence[int]) -> None:
@@ -209,6 +228,7 @@ class Updates(LocalExchanges[Array]):
                 one.assign(tf.cast(state["outer"][str(at)].reshape(one.shape), one.dtype))
             if rate is not None:
                 self.outer.learning_rate = rate
+            self._seen = {}
 
         return restore
 

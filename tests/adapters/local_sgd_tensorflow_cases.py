@@ -394,6 +394,23 @@ def wrong_uses_get_an_error():
         local.__reduce__()
 
 
+@case
+def a_layer_that_is_not_trainable_when_the_step_is_counted():
+    """As a discriminator, which is made trainable for its own steps only."""
+    for options in ({"every": 1}, {"every": 3}, {"every": 4, "delay": 2}, {"every": 3, "delay": 1, "mix": 0.5}):
+        flats = []
+        for frozen in (False, True):
+            trainer = Trainer("adam", LOSSY, **options)
+            for step in range(9):
+                trainer.step(step, hvd.rank())
+                trainer.freeze(frozen)
+                trainer.local.step()
+                trainer.freeze(False)
+            trainer.local.sync()
+            flats.append(trainer.flat())
+        np.testing.assert_array_equal(*flats)
+
+
 if __name__ == "__main__":
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
