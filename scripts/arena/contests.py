@@ -249,7 +249,7 @@ def updates(share: float, inner: Mapping[str, Any], lr: Scale) -> Method:
 
 EVERY = Choice((1, 2, 4, 8, 15, 30, 60), 4, (True, False))
 PERIOD = Choice((1, 2, 4, 8, 15, 30, 60, 120, 250), 15, (True, False))
-RESIDUAL = Choice((0.8, 0.9, 0.95, 0.98, 0.99, 1.0), 1.0, (False, True))
+RESIDUAL = Choice((0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0), 1.0, (True, True))
 OUTER = {
     "outer_lr": Choice((0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5), 0.7),
     "outer_momentum": Choice((0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95), 0.9, (True, False)),
@@ -272,7 +272,8 @@ def sparse_loco(inner: Mapping[str, Any], share: float | None = None, every: int
     knobs = {
         "lr": LR, **({"every": starting(PERIOD, every)} if share else {}),
         "decay": Choice((0.8, 0.9, 0.95, 0.98, 1.0), 0.95, (False, True)),
-        "outer_lr": Choice((0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0), 1.0), "weight_decay": DECAY,
+        "outer_lr": Choice((0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0), 1.0),
+        "weight_decay": DECAY,
     }  # fmt: skip
     return Method(
         f"SparseLoCo, indices of entropy-coded gaps, {f'{share:.2%}' if share else 'H = 15, 64 of 4,096'}",
@@ -403,8 +404,8 @@ def local_adamw(workers: int) -> Contest:
         Claim("updates 0.8%", "dense", 0.015, 0.008), Claim("updates 0.8%", "sparseloco 1.6%", 0.0, 0.008),
         Claim("sparseloco", "diloco", 0.0, source="SparseLoCo: ahead of DiLoCo with equal local steps; here 15"),
     )  # fmt: skip
-    title = f"AdamW, {workers} workers"
-    return Contest(title, "gpt", workers, 2000, 500, 30, methods, claims, ("lr", *ROUNDS))
+    trials = 44  # at 30, SparseLoCo's search ended before the neighbours of its best decay were tried
+    return Contest(f"AdamW, {workers} workers", "gpt", workers, 2000, 500, trials, methods, claims, ("lr", *ROUNDS))
 
 
 def local_muon(workers: int) -> Contest:
@@ -430,7 +431,7 @@ def local_muon(workers: int) -> Contest:
         name: replace(one, knobs={**one.knobs, "momentum": starting(momenta, 0.9 if one.phases else 0.95)})
         for name, one in methods.items()
     }
-    trials = 44  # at 40, SparseLoCo's search ended before the neighbours of its best decay were tried
+    trials = 60  # at 40 and at 44, searches ended before the neighbours of the best decays were tried
     return Contest(f"Muon, {workers} workers", "gpt", workers, 2000, 500, trials, methods, claims, ("lr", *ROUNDS))
 
 
