@@ -33,7 +33,8 @@ on = SimpleNamespace()
   ``step(step, rank)``, with a rank's data; ``flat()``, ``put(vector)``, and ``poison()``, which writes NaN;
 - ``anchor(outer, vector)``: with ``flat()``, and ``step(mean)``, a step of the outer optimizer of this name;
 - ``trainer(inner, config, seed=0, outer=None, **options)``: a model whose ``local`` is a LocalSGD. It has, beside,
-  ``train(steps, first=0)``, ``state()`` and ``saved()`` of LocalSGD and of all, and ``load(saved)``;
+  ``train(steps, first=0)``; ``train_frozen(step)``, in which a layer is frozen just while LocalSGD counts the step;
+  ``state()`` and ``saved()`` of LocalSGD and of all, and ``load(saved)``;
 - ``outers``: of each case of lossy updates, the outer optimizer, the decay, the config, and arguments of LocalSGD;
 - ``name``: of the first parameter, as errors have it; ``fragment``: the parameters of the first of two fragments;
 - ``mixes``: what is tried; ``bad_states(state)``: states that cannot be loaded, and what is said of each.
@@ -201,6 +202,20 @@ def what_is_frozen_later_keeps_its_values():
     trainer.freeze(on.rank() == 0)
     with pytest.raises(MismatchError, match="frozen is '0[^']*' on rank 0, missing on ranks? 1.*freeze the same"):
         trainer.train(2, 2)
+
+
+@case
+def what_is_trained_is_exchanged_though_it_is_frozen_when_the_step_is_counted():
+    """As a discriminator, which is trainable for its own steps only."""
+    for options in ({"every": 1}, {"every": 3}, {"every": 4, "delay": 2}, {"every": 3, "delay": 1, "mix": 0.5}):
+        trainer, frozen = (on.trainer("adam", LOSSY, **options) for _ in range(2))
+        trainer.train(9)
+        trainer.local.sync()
+        for step in range(9):
+            frozen.train_frozen(step)
+        frozen.local.sync()
+        check_same(frozen)
+        np.testing.assert_array_equal(frozen.flat(), trainer.flat())
 
 
 @case
