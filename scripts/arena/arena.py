@@ -26,7 +26,7 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "t
 
 import page
 import typer
-from contests import CONTESTS, Contest, loss_of
+from contests import CONTESTS, ONCE_MORE, Contest, loss_of
 from figure_kit import RESULTS, json_lines
 from trainer import train
 from tuning import Tuned, search
@@ -108,7 +108,10 @@ def campaign(
     again = {knob: method.knobs[knob] for knob in contest.again if knob in method.knobs}
     started = {knob: short.settings[knob] for knob in again}
     length = contest.short if given else contest.steps
-    long = yield from losses(search(again, contest.trials, started), length, short.settings)
+    if again:
+        long = yield from losses(search(again, contest.trials, started), length, short.settings)
+    else:  # nothing to search
+        long = replace(short, settings={}, at_edge=())
     tuned = Campaign(short, long, [])
     if tuned.at_edge:  # it is refused: other knobs, or more trials, come first
         return tuned
@@ -121,8 +124,9 @@ def replayed(contest: Contest, name: str, known: dict[str, Line]) -> tuple[Campa
     for the contest whose settings it takes."""
     given = None
     if contest.settings_of:
-        same = name.partition(",")[0]
-        given = replayed(CONTESTS[contest.settings_of], same, lines_of(contest.settings_of))[0]
+        other = CONTESTS[contest.settings_of]
+        same = name if name in other.methods else name.partition(",")[0]
+        given = replayed(other, same, lines_of(contest.settings_of))[0]
         if not given:
             return None, []
     steps = campaign(contest, name, given)
@@ -301,9 +305,10 @@ def report() -> None:
     found = {name: done(name) for name in CONTESTS}
     hours = {name: hours_of(lines_of(name)) for name in CONTESTS}
     page.PAGE.write_text(page.about(sum(hours.values()), hours_of(lines_of(RETIRED))))
-    for name in CONTESTS:
-        if found[name]:
-            page.write(name, CONTESTS[name], found[name], hours[name])
+    for name, contest in CONTESTS.items():
+        if found[name] and contest.again:
+            repeated = found.get(once_more := f"{name}{ONCE_MORE}", {})
+            page.write(name, contest, found[name], hours[name] + hours.get(once_more, 0.0), repeated)
     page.write_overview(CONTESTS, found)
     page.write_losses(CONTESTS, found)
 

@@ -107,7 +107,7 @@ class Contest:
         seeds: that are reported.
         tuning_seed: of all searches.
         settings_of: the contest whose best settings its methods have, so that only ``again`` is searched, with short
-            trainings. Its methods have the same names, up to a comma.
+            trainings; nothing, if that is empty. Its methods have the same names, or the same up to a comma.
         unit: of what is compared: ``nats``, of the loss, or ``points``, of the accuracy, in hundredths.
         note: for the page.
     """
@@ -431,7 +431,7 @@ def local_muon(workers: int) -> Contest:
         name: replace(one, knobs={**one.knobs, "momentum": starting(momenta, 0.9 if one.phases else 0.95)})
         for name, one in methods.items()
     }
-    trials = 60  # at 40 and at 44, searches ended before the neighbours of the best decays were tried
+    trials = 80  # at 40, 44 and 60, searches ended before the neighbours of the best decays were tried
     return Contest(f"Muon, {workers} workers", "gpt", workers, 2000, 500, trials, methods, claims, ("lr", *ROUNDS))
 
 
@@ -670,3 +670,19 @@ CONTESTS = {
     "deepreduce-resnet": figure_7(),
     "deepreduce-densenet": figure_17(),
 }
+
+
+ONCE_MORE = "-again"
+"""Behind the name of a contest: its claims once more."""
+
+
+def once_more(name: str) -> Contest:
+    """The methods that a contest's claims are about, with their best settings, and with as many other seeds."""
+    one = CONTESTS[name]
+    claimed = {method for claim in one.claims for method in (claim.method, claim.reference)}
+    methods = {method: given for method, given in one.methods.items() if method in claimed}
+    seeds = tuple(range(10, 10 + len(one.seeds)))
+    return replace(one, methods=methods, settings_of=name, again=(), seeds=seeds, short=one.steps)
+
+
+CONTESTS |= {f"{name}{ONCE_MORE}": once_more(name) for name in ("each-step-4", "sgd-lstm-4", "sgd-digits-4")}

@@ -68,7 +68,8 @@ Each method of a contest has the same number of trials for its own knobs: a coor
 is not reported, with short trainings; some knobs, most often the learning rate alone, are then searched once more with
 whole trainings. Searches and results are of the same data, which no method trains on. A method whose best setting is at
 the edge of its grid has no row. A claim is not decided where the mean gap is nearer to the bound than it is certain,
-on one side with a confidence of 95% by Student's t of the seeds; with one seed it never is.
+on one side with a confidence of 95% by Student's t of the seeds; with one seed it never is. Some claims are judged once
+more, with the same settings and other seeds.
 `bytes / dense` is what the busiest worker sends, relative to a float32 ring in each step. A gap is to the first row's
 result with the same seed, in nats of loss or in points of accuracy, and positive where the method is worse; in
 brackets, the least and the greatest of the seeds. Ours are in bold. A density is computed from its budget before a
@@ -158,8 +159,14 @@ def table(contest: Contest, found: Mapping[str, Campaign]) -> str:
     return doc_sections.table(head, rows)
 
 
-def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> str:
-    """Whether a claim holds: a sentence with what was measured, the tolerance, and the spread of the reference."""
+def verdict(
+    contest: Contest, found: Mapping[str, Campaign], claim: Claim, repeated: Mapping[str, Campaign] | None = None
+) -> str:
+    """Whether a claim holds: a sentence with what was measured, the tolerance, and the spread of the reference.
+
+    Args:
+        repeated: the methods with other seeds; none: it was not repeated.
+    """
     form, unit = FORM[contest.unit], contest.unit
     against = f"_{contest.methods[claim.reference].words.replace('*', '')}_"
     if claim.most < math.inf:
@@ -174,21 +181,31 @@ def verdict(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> st
     absent = [name for name in (claim.method, claim.reference) if name not in found or found[name].at_edge]
     if absent:
         return f"- Open. {said}. Not tuned to the end: {', '.join(absent)}."
+    word, own, sent = judged(contest, found, claim)
+    theirs = scores(contest, found[claim.reference], claim.early)
+    certain = f"certain within {uncertainty(own):{form[1:]}}" if len(own) > 1 else "one seed"
+    when = " after a fifth of the steps" * claim.early
+    said = (
+        f"- **{word}.** {said}. Measured{when}: {span(own, form)} at {sent:.3%}, {certain}; {against} itself "
+        f"spreads over {max(theirs) - min(theirs):{form[1:]}} between the seeds."
+    )
+    if repeated and {claim.method, claim.reference} <= set(repeated):
+        word, own, _ = judged(contest, repeated, claim)
+        said += f" With {len(own)} other seeds: **{word}**, {span(own, form)}."
+    return said
+
+
+def judged(contest: Contest, found: Mapping[str, Campaign], claim: Claim) -> tuple[str, list[float], float]:
+    """Whether a claim holds, the gaps of the seeds, and the bytes relative to dense."""
     own = gaps(contest, found, claim.method, claim.reference, claim.early)
-    sent, theirs = share(found[claim.method]), scores(contest, found[claim.reference], claim.early)
-    spread, middle, around = max(theirs) - min(theirs), mean(own), uncertainty(own)
+    sent, middle, around = share(found[claim.method]), mean(own), uncertainty(own)
     if sent > claim.share * WITHIN:
         word = "No"
     elif any(abs(middle - one) < around for one in (claim.most, claim.least)):
         word = "Not decided"
     else:
         word = "Yes" if claim.least <= middle <= claim.most else "No"
-    certain = f"certain within {around:{form[1:]}}" if len(own) > 1 else "one seed"
-    when = " after a fifth of the steps" * claim.early
-    return (
-        f"- **{word}.** {said}. Measured{when}: {span(own, form)} at {sent:.3%}, {certain}; {against} itself "
-        f"spreads over {spread:{form[1:]}} between the seeds."
-    )
+    return word, own, sent
 
 
 def refused(contest: Contest, found: Mapping[str, Campaign]) -> str | None:
@@ -231,8 +248,11 @@ def picture(contest: Contest, found: Mapping[str, Campaign], name: str) -> str:
     return f"![{contest.title}: loss against bytes](figures/{path.name})"
 
 
-def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> str:
-    """The section of a contest, which has taken so many hours of a core."""
+def body(
+    name: str, contest: Contest, found: Mapping[str, Campaign], hours: float,
+    repeated: Mapping[str, Campaign] | None = None,
+) -> str:
+    """The section of a contest, which has taken so many hours of a core. ``repeated``: as for ``verdict``."""
     seeds = "one seed" if len(contest.seeds) == 1 else f"{len(contest.seeds)} seeds"
     tuned = {knob for method in contest.methods.values() for knob in method.knobs}
     knobs = " and ".join(dict.fromkeys(knob.rpartition(".")[2] for knob in contest.again if knob in tuned))
@@ -252,7 +272,7 @@ def body(name: str, contest: Contest, found: Mapping[str, Campaign], hours: floa
     )
     parts = [about, picture(contest, found, name) if contest.reference in found and len(found) > 1 else None]
     parts += [table(contest, found), refused(contest, found)]
-    parts.append("\n".join(verdict(contest, found, claim) for claim in contest.claims) or None)
+    parts.append("\n".join(verdict(contest, found, claim, repeated) for claim in contest.claims) or None)
     return "\n\n".join(part for part in parts if part)
 
 
@@ -281,7 +301,7 @@ def overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, C
     """A row for each method of several contests that have dense, as far as that is through."""
     rows = []
     for name, contest in contests.items():
-        if contest.reference != "dense" or contest.reference not in found[name]:
+        if contest.reference != "dense" or contest.reference not in found[name] or not contest.again:
             continue
         for method, one in found[name].items():
             if not one.at_edge:
@@ -326,6 +346,9 @@ def write_losses(contests: Mapping[str, Contest], found: Mapping[str, Mapping[st
     doc_sections.write(README, "arena", "What you lose", "\n\n".join([words, losses(contests, found), behind]))
 
 
-def write(name: str, contest: Contest, found: Mapping[str, Campaign], hours: float) -> None:
-    """Writes the section of a contest, which has taken so many hours of a core."""
-    doc_sections.write(PAGE, name, contest.title, body(name, contest, found, hours))
+def write(
+    name: str, contest: Contest, found: Mapping[str, Campaign], hours: float,
+    repeated: Mapping[str, Campaign] | None = None,
+) -> None:
+    """Writes the section of a contest, as ``body`` has it."""
+    doc_sections.write(PAGE, name, contest.title, body(name, contest, found, hours, repeated))

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
@@ -130,14 +130,30 @@ FUNCTIONS = {
         cell, counted, epoch, volume, accuracy, hits, gaps, deeper, loss, span, size, published, seconds, step, mean,
     )
 }  # fmt: skip
+SEEDS = 3
+"""Of the figures that have several, the most."""
 CONSTANTS = {"EPOCH": EPOCH, "ERROR": ERROR, "RATES": ("0.0001", "0.001", "0.01", "0.1")}
 
 
-class Results:
-    """What was measured. ``docs``: the folder of the documents."""
+def without(data: Any, seed: int) -> Any:
+    """The data of a figure without the trainings of one of its seeds."""
+    if isinstance(data, dict):
+        return {key: without(value, seed) for key, value in data.items()}
+    if isinstance(data, list) and len(data) > 1 and all(isinstance(one, dict) and "parameters" in one for one in data):
+        return [one for at, one in enumerate(data) if at != seed]
+    return data
 
-    def __init__(self, docs: Path = DOCS) -> None:
-        self.docs = docs
+
+class Results:
+    """What was measured.
+
+    Args:
+        docs: the folder of the documents.
+        left_out: a seed whose trainings are left out.
+    """
+
+    def __init__(self, docs: Path = DOCS, left_out: int | None = None) -> None:
+        self.docs, self.left_out = docs, left_out
 
     def page(self, page: str, section: str) -> Tables:
         """The tables of a section that a script has written."""
@@ -145,7 +161,7 @@ class Results:
 
     def read(self, data: Any) -> Any:
         """Tests change what is read."""
-        return data
+        return data if self.left_out is None else without(data, self.left_out)
 
     @cached_property
     def arena(self) -> dict[str, Any]:
@@ -190,24 +206,12 @@ class Results:
             return between.join(f"{one:{form}}" for one in numbers)
 
         try:
-            ours = (
-                [self.value(claim["ours"], x) for x in claim["each"]] if "each" in claim else self.value(claim["ours"])
-            )
+            holds, found, said = self.judged(claim, written)
         except Open as why:
             return f"open: {why}"
-        found = ours if isinstance(ours, list) else [ours]
-        said = []
-        if "near" in claim:
-            near = claim["near"] if isinstance(claim["near"], list) else [claim["near"]] * len(found)
-            within = claim.get("within", 0.1)
-            holds = [abs(mine / theirs - 1) <= within for mine, theirs in zip(found, near, strict=True)]
-            printed = near if isinstance(claim["near"], list) else near[:1]
-            said.append(f"published {written(printed)} ± {within:.0%}")
-        else:
-            most, least = (self.value(claim.get(*one)) for one in (("most", math.inf), ("least", -math.inf)))
-            holds = [least <= one <= most for one in found]
-            said += [f"at most {written([most])}"] * (most < math.inf)
-            said += [f"at least {written([least])}"] * (least > -math.inf)
+        less = (Results(self.docs, seed) for seed in range(SEEDS))
+        if any(one.judged(claim, written)[0] != holds for one in less):
+            return f"**Not decided**: {written(found)} ({'; '.join(said)}; otherwise without one of the seeds)"
         parts = [written([one]) for one in found]
         verdict, shown = "Yes" if all(holds) else "**No**", ", ".join(parts)
         if any(holds) and not all(holds):
@@ -220,6 +224,23 @@ class Results:
             more = self.value(expression)
             said.append(f"{words} {written(more if isinstance(more, list) else [more], form=other)}")
         return f"{verdict}: {shown} ({'; '.join(said)})"
+
+    def judged(
+        self, claim: Mapping[str, Any], written: Callable[..., str]
+    ) -> tuple[list[bool], list[float], list[str]]:
+        """Of each number of a claim, whether it is within the bounds; the numbers; and what the bounds are."""
+        ours = [self.value(claim["ours"], x) for x in claim["each"]] if "each" in claim else self.value(claim["ours"])
+        found = ours if isinstance(ours, list) else [ours]
+        if "near" in claim:
+            near = claim["near"] if isinstance(claim["near"], list) else [claim["near"]] * len(found)
+            within = claim.get("within", 0.1)
+            holds = [abs(mine / theirs - 1) <= within for mine, theirs in zip(found, near, strict=True)]
+            printed = near if isinstance(claim["near"], list) else near[:1]
+            return holds, found, [f"published {written(printed)} ± {within:.0%}"]
+        most, least = (self.value(claim.get(*one)) for one in (("most", math.inf), ("least", -math.inf)))
+        said = [f"at most {written([most])}"] * (most < math.inf)
+        said += [f"at least {written([least])}"] * (least > -math.inf)
+        return [least <= one <= most for one in found], found, said
 
     def of_the_arena(self, contest: str, source: str) -> Iterable[tuple[str, str]]:
         """What is said in the arena's claims of a source, and their verdicts there."""

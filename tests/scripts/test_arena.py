@@ -15,7 +15,7 @@ import page
 import pytest
 import scipy.fft
 import torch
-from contests import CONTESTS, Claim, Contest, Method, density_of, put
+from contests import CONTESTS, Claim, Contest, Method, density_of, once_more, put
 from schemes import SCHEMES, Containers, DeMo, OneBitMomentum, PowerSGD
 from trainer import _updates, train
 from tuning import Choice, Scale, search
@@ -159,6 +159,22 @@ def test_a_contest_with_the_settings_of_another_waits_for_it_and_searches_the_le
     assert "4 steps, 5 for each method of lr; other settings are those of `short`" in page.body(
         "larger", larger, arena.done("larger"), 1.0
     )
+
+
+def test_claims_are_judged_once_more_with_other_seeds_and_the_settings_that_were_found(short, monkeypatch):
+    arena.run_all(["short"], 2, math.inf)
+    monkeypatch.setitem(CONTESTS, "short-again", once_more("short"))
+    monkeypatch.setattr(page, "write_overview", lambda *given: None)
+    monkeypatch.setattr(page, "write_losses", lambda *given: None)
+    arena.run_all(["short-again"], 2, math.inf)
+    lines = arena.lines_of("short-again").values()
+    assert sorted((line["seed"], line["steps"]) for line in lines) == [(10, 8), (10, 8), (11, 8), (11, 8)]
+    assert {line["settings"]["lr"] for line in lines} == {0.2}, "nothing is searched"
+    monkeypatch.setattr(arena, "CONTESTS", {name: CONTESTS[name] for name in ("short", "short-again")})
+    arena.report()
+    text = page.PAGE.read_text()
+    assert text.count("<!-- begin") == 1
+    assert "between the seeds. With 2 other seeds: **Yes**, +0.030 (+0.030 to +0.030)." in text
 
 
 def test_the_page_is_computed_and_a_method_at_the_edge_has_no_row(short, monkeypatch):

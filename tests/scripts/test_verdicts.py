@@ -85,6 +85,20 @@ def test_another_result_gives_another_verdict(tmp_path):
     assert "**No**: 0.00676 (published 0.004 ± 10%)" in old and "Yes: 0.0041 (published 0.004 ± 10%)" in new
 
 
+def test_a_verdict_that_one_seed_decides_is_none(tmp_path):
+    def verdict(*accuracies):
+        runs = [{"accuracy": [0.1, one], "parameters": 5} for one in accuracies]
+        (tmp_path / "results" / "figures" / "some.json").write_text(json.dumps({"data": {"one": runs}}))
+        return Results(tmp_path).verdict({"says": "It ends at 90%", "ours": 'accuracy(some["one"])', "least": 90})
+
+    (tmp_path / "results" / "figures").mkdir(parents=True)
+    assert verdict(0.91, 0.92, 0.93) == "Yes: 92 (at least 90)"
+    assert verdict(0.86, 0.87, 0.88) == "**No**: 87 (at least 90)"
+    assert verdict(0.88, 0.91, 0.92) == "**Not decided**: 90.3 (at least 90; otherwise without one of the seeds)"
+    assert verdict(0.91, 0.92, 0.88) == "**Not decided**: 90.3 (at least 90; otherwise without one of the seeds)"
+    assert verdict(0.89) == "**No**: 89 (at least 90)"
+
+
 def test_a_row_of_the_arena_takes_its_verdict():
     def campaign(accuracy):
         early = {"loss": 0.1, "accuracy": accuracy}
