@@ -258,6 +258,8 @@ WRONG = [
     ({"density_schedule": [[10, 0.5], [10, 0.2]]}, "density_schedule has the steps 10, 10: each must be larger"),
     ({"density_schedule": [[0, 0.5]]}, "density_schedule.steps.0.0 is 0, which is not allowed"),
     ({"density_schedule": [[5, 1.5]]}, "density_schedule.steps.0.1 is 1.5, which is not allowed"),
+    ({"density_schedule": [[True, 0.5]]}, "density_schedule.steps is .*it should be a number"),
+    ({"density_schedule": [[5, True]]}, "density_schedule.steps is .*it should be a number"),
     ({"density_schedule": []}, "density_schedule.steps is .*not allowed"),
     ({"density_schedule": [[5, 0.01], [9, 0.01]]}, "density_schedule has the density 0.01 and no other"),
     ({"density_schedule": [[5, 0.5]], "sparsifier": "nonzero"}, "density_schedule is .* 'nonzero' has no density"),

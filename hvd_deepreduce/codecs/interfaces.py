@@ -76,6 +76,11 @@ class RngKey(NamedTuple):
     rank: int = 0
 
 
+def has_truth_value(given: Any) -> bool:
+    """Whether a value is True or False, or a list with one."""
+    return isinstance(given, bool) or (isinstance(given, list | tuple) and any(map(has_truth_value, given)))
+
+
 class Settings(BaseModel):
     """The base of what a user sets: frozen, without other keys, and with numbers where numbers belong."""
 
@@ -87,7 +92,8 @@ class Settings(BaseModel):
         """Python and pydantic take True for 1, so that ``density: yes`` would send everything."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         kinds = {annotation, *get_args(annotation)}
-        if isinstance(given, bool) and kinds & {int, float} and bool not in kinds:
+        among_numbers = isinstance(given, list | tuple) and has_truth_value(given)
+        if among_numbers or (isinstance(given, bool) and kinds & {int, float} and bool not in kinds):
             raise PydanticCustomError("bool_as_number", "Input should be a number")
         return given
 
