@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any, NamedTuple
 
 sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("dev", "train", "papers"))
@@ -79,7 +80,7 @@ class Campaign(NamedTuple):
 def campaign(
     contest: Contest, name: str, given: Campaign | None = None
 ) -> Generator[list[Wanted], list[Line], Campaign]:
-    """Tunes a method on a seed of its own, and then trains with the seeds that are reported.
+    """Tunes a method on seeds of its own, and then trains with the seeds that are reported.
 
     Args:
         given: the campaign of another contest, whose best settings the method has.
@@ -87,14 +88,16 @@ def campaign(
     method = contest.methods[name]
 
     def losses(
-        tuning: Generator[list[dict[str, Any]], list[float], Tuned], steps: int, fixed: dict[str, Any]
+        tuning: Generator[list[dict[str, Any]], list[float], Tuned], steps: int, seeds: tuple[int, ...],
+        fixed: dict[str, Any],
     ) -> Generator[list[Wanted], list[Line], Tuned]:
         answer: list[float] | None = None
         try:
             while True:
                 points = tuning.send(answer)  # type: ignore[arg-type]  # None begins it
-                lines = yield [wanted(steps, contest.tuning_seed, {**fixed, **point}) for point in points]
-                answer = [loss_of(line) for line in lines]
+                lines = yield [wanted(steps, seed, {**fixed, **point}) for point in points for seed in seeds]
+                found = list(map(loss_of, lines))
+                answer = [mean(found[at : at + len(seeds)]) for at in range(0, len(found), len(seeds))]
         except StopIteration as end:
             return end.value
 
@@ -104,12 +107,13 @@ def campaign(
     if given:
         short = replace(given.short, settings=given.best, at_edge=given.at_edge)
     else:
-        short = yield from losses(search(method.knobs, contest.trials), contest.short, {})
+        short = yield from losses(search(method.knobs, contest.trials), contest.short, contest.tuning_seeds[:1], {})
     again = {knob: method.knobs[knob] for knob in contest.again if knob in method.knobs}
     started = {knob: short.settings[knob] for knob in again}
     length = contest.short if given else contest.steps
     if again:
-        long = yield from losses(search(again, contest.trials, started), length, short.settings)
+        tuning = search(again, contest.trials, started)
+        long = yield from losses(tuning, length, contest.tuning_seeds, short.settings)
     else:  # nothing to search
         long = replace(short, settings={}, at_edge=())
     tuned = Campaign(short, long, [])

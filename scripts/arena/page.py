@@ -64,8 +64,8 @@ Losses and bytes of published methods and of ours. `python scripts/arena/arena.p
 `report` writes this page from the trainings in `docs/results/arena/`, a line each. All workers of a job run in one
 process; there are no times.
 
-Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on a seed that
-is not reported, with short trainings; some knobs, most often the learning rate alone, are then searched once more with
+Each method of a contest has the same number of trials for its own knobs: a coordinate descent on a grid, on seeds that
+are not reported, with short trainings; some knobs, most often the learning rate alone, are then searched once more with
 whole trainings. Searches and results are of the same data, which no method trains on. A method whose best setting is at
 the edge of its grid has no row. A claim is not decided where the mean gap is nearer to the bound than it is certain,
 on one side with a confidence of 95% by Student's t of the seeds; with one seed it never is. Some claims are judged once
@@ -259,7 +259,9 @@ def body(
     if contest.settings_of:
         searched = f" of {knobs}; other settings are those of `{contest.settings_of}`"
     else:
-        searched = f", and at most as many whole trainings search {knobs} once more"
+        count = len(contest.tuning_seeds)
+        each = f", each with {count} seeds, of which the mean counts" if count > 1 else ""
+        searched = f", and at most as many whole trainings search {knobs} once more{each}"
     container = (
         "`container / dense` is the size of a worker's container, the mean over the rounds, relative to float32."
     )

@@ -133,6 +133,26 @@ def test_a_campaign_continues_where_it_stopped_and_trains_the_best_settings_with
         assert all(json.loads(line)["seed"] == 100 for line in text if json.loads(line)["steps"] == 4), method
 
 
+def test_whole_trainings_are_searched_by_the_mean_of_the_tuning_seeds(short, monkeypatch):
+    """The learning rate that is best with one seed diverges with another."""
+    true = fake
+
+    def cliff(job, settings, workers, steps, seed):
+        line = true(job, settings, workers, steps, seed)
+        return {**line, "loss": None} if (settings["lr"], steps, seed) == (0.2, 8, 101) else line
+
+    monkeypatch.setitem(globals(), "fake", cliff)
+    monkeypatch.setitem(CONTESTS, "short", replace(CONTEST, tuning_seeds=(100, 101)))
+    arena.run_all(["short"], 2, math.inf)
+    one = arena.done("short")["few"]
+    assert one.best == {"lr": 0.4} and one.long.loss == pytest.approx(1.03 + 1.005)
+    lines = arena.lines_of("short").values()
+    assert {line["seed"] for line in lines if line["steps"] == 4} == {100}, "short trainings have one seed"
+    assert "once more, each with 2 seeds, of which the mean counts." in page.body(
+        "short", CONTESTS["short"], arena.done("short"), 1.0
+    )
+
+
 def test_an_optimum_at_the_edge_is_refused_before_the_seeds_are_trained(short, monkeypatch, capsys):
     monkeypatch.setitem(CONTESTS, "short", replace(CONTEST, trials=2))
     arena.run_all(["short"], 2, math.inf)
