@@ -310,7 +310,7 @@ def report() -> None:
     hours = {name: hours_of(lines_of(name)) for name in CONTESTS}
     page.PAGE.write_text(page.about(sum(hours.values()), hours_of(lines_of(RETIRED))))
     for name, contest in CONTESTS.items():
-        if found[name] and contest.again:
+        if found[name] and not contest.repeats:
             repeated = found.get(once_more := f"{name}{ONCE_MORE}", {})
             page.write(name, contest, found[name], hours[name] + hours.get(once_more, 0.0), repeated)
     page.write_overview(CONTESTS, found)

@@ -133,6 +133,11 @@ class Contest:
         """The name of the method that the others are compared with."""
         return next(iter(self.methods))
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it judges the claims of another contest once more, and has no section of its own."""
+        return not self.again
+
     def score(self, line: Mapping[str, Any]) -> float:
         """What is compared, less is better: the loss, or hundredths that the accuracy is below 1."""
         loss = loss_of(line)

@@ -303,7 +303,7 @@ def overview(contests: Mapping[str, Contest], found: Mapping[str, Mapping[str, C
     """A row for each method of several contests that have dense, as far as that is through."""
     rows = []
     for name, contest in contests.items():
-        if contest.reference != "dense" or contest.reference not in found[name] or not contest.again:
+        if contest.reference != "dense" or contest.reference not in found[name] or contest.repeats:
             continue
         for method, one in found[name].items():
             if not one.at_edge:

@@ -6,11 +6,13 @@
 scripts/papers/claims.yaml has what the papers say, and how our numbers are read.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import mean
@@ -144,6 +146,11 @@ def without(data: Any, seed: int) -> Any:
     return data
 
 
+def joined(numbers: Sequence[float], form: str, between: str = ", ") -> str:
+    """Numbers as text."""
+    return between.join(f"{one:{form}}" for one in numbers)
+
+
 class Results:
     """What was measured.
 
@@ -162,6 +169,14 @@ class Results:
     def read(self, data: Any) -> Any:
         """Tests change what is read."""
         return data if self.left_out is None else without(data, self.left_out)
+
+    @cached_property
+    def less(self) -> list[Results]:
+        """The results without each of the seeds of figures; those of the arena are these."""
+        found = [Results(self.docs, seed) for seed in range(SEEDS)]
+        for one in found:
+            one.arena = self.arena
+        return found
 
     @cached_property
     def arena(self) -> dict[str, Any]:
@@ -201,34 +216,28 @@ class Results:
         if "open" in claim:
             return f"open: {claim['open']}"
         form = claim.get("form", ".3g")
-
-        def written(numbers: Sequence[float], between: str = ", ", form: str = form) -> str:
-            return between.join(f"{one:{form}}" for one in numbers)
-
         try:
-            holds, found, said = self.judged(claim, written)
+            holds, found, said = self.judged(claim)
         except Open as why:
             return f"open: {why}"
-        less = (Results(self.docs, seed) for seed in range(SEEDS))
-        if any(one.judged(claim, written)[0] != holds for one in less):
-            return f"**Not decided**: {written(found)} ({'; '.join(said)}; otherwise without one of the seeds)"
-        parts = [written([one]) for one in found]
+        if any(one.judged(claim)[0] != holds for one in self.less):
+            return f"**Not decided**: {joined(found, form)} ({'; '.join(said)}; otherwise without one of the seeds)"
+        parts = [joined([one], form) for one in found]
         verdict, shown = "Yes" if all(holds) else "**No**", ", ".join(parts)
         if any(holds) and not all(holds):
             verdict = f"**No** for {holds.count(False)} of {len(holds)}"
             shown = ", ".join(part if one else f"**{part}**" for part, one in zip(parts, holds, strict=True))
         if "seeds" in claim:
             each = self.value(claim["seeds"])
-            said.append(f"{len(each)} seeds: {written([min(each), max(each)], ' to ')}")
+            said.append(f"{len(each)} seeds: {joined([min(each), max(each)], form, ' to ')}")
         for words, (expression, other) in claim.get("beside", {}).items():
             more = self.value(expression)
-            said.append(f"{words} {written(more if isinstance(more, list) else [more], form=other)}")
+            said.append(f"{words} {joined(more if isinstance(more, list) else [more], other)}")
         return f"{verdict}: {shown} ({'; '.join(said)})"
 
-    def judged(
-        self, claim: Mapping[str, Any], written: Callable[..., str]
-    ) -> tuple[list[bool], list[float], list[str]]:
+    def judged(self, claim: Mapping[str, Any]) -> tuple[list[bool], list[float], list[str]]:
         """Of each number of a claim, whether it is within the bounds; the numbers; and what the bounds are."""
+        form = claim.get("form", ".3g")
         ours = [self.value(claim["ours"], x) for x in claim["each"]] if "each" in claim else self.value(claim["ours"])
         found = ours if isinstance(ours, list) else [ours]
         if "near" in claim:
@@ -236,10 +245,10 @@ class Results:
             within = claim.get("within", 0.1)
             holds = [abs(mine / theirs - 1) <= within for mine, theirs in zip(found, near, strict=True)]
             printed = near if isinstance(claim["near"], list) else near[:1]
-            return holds, found, [f"published {written(printed)} ± {within:.0%}"]
+            return holds, found, [f"published {joined(printed, form)} ± {within:.0%}"]
         most, least = (self.value(claim.get(*one)) for one in (("most", math.inf), ("least", -math.inf)))
-        said = [f"at most {written([most])}"] * (most < math.inf)
-        said += [f"at least {written([least])}"] * (least > -math.inf)
+        said = [f"at most {joined([most], form)}"] * (most < math.inf)
+        said += [f"at least {joined([least], form)}"] * (least > -math.inf)
         return [least <= one <= most for one in found], found, said
 
     def of_the_arena(self, contest: str, source: str) -> Iterable[tuple[str, str]]:

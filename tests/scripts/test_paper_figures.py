@@ -41,7 +41,7 @@ def test_the_list_names_what_is_there():
 def test_the_pictures_of_the_documents_are_those_of_the_list():
     listed = {one.png.name for one in every() if getattr(one, "drawn", True)}
     trained = {name: done(name) for name in CONTESTS}
-    drawn = {name: one for name, one in trained.items() if CONTESTS[name].again}  # not those that are repeated
+    drawn = {name: one for name, one in trained.items() if not CONTESTS[name].repeats}
     listed |= {f"arena_{name}.png" for name, one in drawn.items() if CONTESTS[name].reference in one and len(one) > 1}
     assert {path.name for path in figure_kit.FOLDER.glob("*.png")} == listed
     for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
