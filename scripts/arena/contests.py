@@ -363,7 +363,8 @@ def in_each_step(title: str, workers: int, decay: float, rivals: bool = False) -
         claims += [Claim(f"signs {share}", f"demo signs {share}", 0.0) for share in ("0.7%", "0.25%")]
     seeds = FIVE if rivals else (0, 1, 2)
     again = ("lr", "beta1", "with.beta1")
-    return Contest(title, "gpt", workers, 2000, 500, 20, methods, tuple(claims), again, seeds)
+    tuning_seeds = (100, 101) if rivals else (100,)
+    return Contest(title, "gpt", workers, 2000, 500, 20, methods, tuple(claims), again, seeds, tuning_seeds)
 
 
 def from_eight(

@@ -70,10 +70,11 @@ whole trainings. Searches and results are of the same data, which no method trai
 the edge of its grid has no row. A claim is not decided where the mean gap is nearer to the bound than it is certain,
 on one side with a confidence of 95% by Student's t of the seeds; with one seed it never is. Some claims are judged once
 more, with the same settings and other seeds.
-`bytes / dense` is what the busiest worker sends, relative to a float32 ring in each step. A gap is to the first row's
-result with the same seed, in nats of loss or in points of accuracy, and positive where the method is worse; in
-brackets, the least and the greatest of the seeds. Ours are in bold. A density is computed from its budget before a
-training: bytes up to 2% above a budget are at it.
+`bytes / dense` is what the busiest worker sends, relative to a float32 ring in each step; in each of these exchanges a
+worker receives as much, to the differences between containers. A gap is to the first row's result with the same seed,
+in nats of loss or in points of accuracy, and positive where the method is worse; in brackets, the least and the
+greatest of the seeds. Ours are in bold. A density is computed from its budget before a training: bytes up to 2% above a
+budget are at it.
 
 The jobs: `gpt` (0.61 M parameters; `gpt-large` 2.4 M) and `lstm` (0.36 M) read the source of Python's standard
 library, by characters, in windows of 64, 4 of them a worker and step; the loss is on text that they have not seen.
