@@ -692,4 +692,6 @@ def once_more(name: str) -> Contest:
     return replace(one, methods=methods, settings_of=name, again=(), seeds=seeds, short=one.steps)
 
 
-CONTESTS |= {f"{name}{ONCE_MORE}": once_more(name) for name in ("each-step-4", "sgd-lstm-4", "sgd-digits-4")}
+CONTESTS |= {
+    f"{name}{ONCE_MORE}": once_more(name) for name in ("each-step-2", "each-step-4", "sgd-lstm-4", "sgd-digits-4")
+}  # fmt: skip
